@@ -1,0 +1,23 @@
+"""Deep Gaussian processes whose approximate posterior keeps the correlations between layers."""
+
+from importlib.metadata import version
+
+from structured_dgp import couplings, kernels, likelihoods
+from structured_dgp.dense import Chain, DensePosterior, FactorRule
+from structured_dgp.exceptions import (
+    CholeskyError,
+    CouplingError,
+    InputError,
+    NumericalError,
+    StructuredDGPError,
+    StructuredDGPWarning,
+)
+from structured_dgp.kernels import RBF
+from structured_dgp.likelihoods import Gaussian
+from structured_dgp.model import DeepGP
+from structured_dgp.parameters import Fixed
+from structured_dgp.posterior import Posterior
+from structured_dgp.prediction import Mixture
+from structured_dgp.propagation import Layer, Outputs
+
+__version__ = version("structured-dgp")

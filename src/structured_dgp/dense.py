@@ -1,0 +1,116 @@
+"""The second door: posteriors that are not a partial order, from any rule that returns a mean and a dense factor.
+
+Write an Equinox module whose call returns ``(mean (T, M), factor (T·M, T·M))`` from its own parameters and hand it to
+:class:`DensePosterior`. It runs on the fully coupled path, so it is as slow as FC, and right for any covariance.
+:class:`Chain` is the worked example.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import abstractmethod
+from collections.abc import Iterable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from structured_dgp.couplings import FullyCoupled, Structure, Widths, check_widths
+from structured_dgp.exceptions import InputError
+from structured_dgp.posterior import AbstractPosterior, prior_distance
+from structured_dgp.precision import as_array, wide_scope
+
+
+class FactorRule(eqx.Module):
+    """Anything that yields a Gaussian over all whitened inducing outputs from its own parameters."""
+
+    @abstractmethod
+    def __call__(self) -> tuple[Float[Array, "T M"], Float[Array, "TM TM"]]:
+        """The mean and a square factor C of the covariance C Cᵀ."""
+
+
+class DensePosterior(AbstractPosterior):
+    """The posterior of a :class:`FactorRule`."""
+
+    rule: FactorRule
+    widths: Widths = eqx.field(static=True)
+
+    @wide_scope
+    def __init__(self, rule: FactorRule, widths: Iterable[int]) -> None:
+        self.rule = rule
+        self.widths = check_widths(widths)
+        mean, factor = jax.eval_shape(rule)
+        n_gps = sum(self.widths)
+        if mean.ndim != 2 or mean.shape[0] != n_gps or factor.shape != (mean.size, mean.size):
+            raise InputError(
+                f"the rule must return a mean of shape ({n_gps}, M) and a factor of shape ({n_gps}·M, {n_gps}·M) for "
+                f"widths {self.widths}; got {mean.shape} and {factor.shape}."
+            )
+
+    @property
+    def structure(self) -> Structure:
+        return FullyCoupled().structure(self.widths)
+
+    @property
+    def n_inducing(self) -> int:
+        return int(jax.eval_shape(self.rule)[0].shape[1])
+
+    def moments(self) -> tuple[Float[Array, "T M"], tuple[Float[Array, "M _"], ...]]:
+        mean, C = self.rule()
+        M = mean.shape[1]
+        S = C @ C.T
+        return mean, tuple(S[j * M : (j + 1) * M, j * M :] for j in range(mean.shape[0]))
+
+    def kl(self) -> Float[Array, ""]:
+        return prior_distance(*self.rule())
+
+    def factor(self) -> Float[Array, "TM TM"]:
+        return self.rule()[1]
+
+    def sample(self, key: PRNGKeyArray, n_samples: int) -> Float[Array, "S T M"]:
+        mean, C = self.rule()
+        noise = jax.random.normal(key, (n_samples, mean.size), mean.dtype)
+        return mean + (noise @ C.T).reshape(n_samples, *mean.shape)
+
+
+class Chain(FactorRule):
+    """Markov over layers: a precision that couples only neighbouring layers (Ustyuzhaninov et al., 2019).
+
+    The precision is Bᵀ B with B block lower bidiagonal over layers, and C = B⁻¹ by forward substitution.
+
+    Attributes:
+        mean: (T, M).
+        diagonal: for each layer, the lower-triangular block B[l, l] of T_l·M rows.
+        below: for each layer but the first, the block B[l, l-1].
+    """
+
+    mean: Float[Array, "T M"]
+    diagonal: tuple[Float[Array, "_ _"], ...]
+    below: tuple[Float[Array, "_ _"], ...]
+
+    @classmethod
+    def initial(
+        cls, widths: Iterable[int], n_inducing: int, hidden_scale: float = 1e-5, output_scale: float = 1.0
+    ) -> Chain:
+        """The same starting point as :meth:`Posterior.initial`: small hidden factors, no coupling yet."""
+        widths = check_widths(widths)
+        sizes = [width * n_inducing for width in widths]
+        scales = [hidden_scale] * (len(sizes) - 1) + [output_scale]
+        return cls(
+            mean=as_array(np.zeros((sum(widths), n_inducing))),
+            diagonal=tuple(as_array(np.eye(size) / scale) for size, scale in zip(sizes, scales, strict=True)),
+            below=tuple(as_array(np.zeros((rows, columns))) for columns, rows in itertools.pairwise(sizes)),
+        )
+
+    def __call__(self) -> tuple[Float[Array, "T M"], Float[Array, "TM TM"]]:
+        sizes = [block.shape[0] for block in self.diagonal]
+        rows: list[Array] = []
+        for layer, block in enumerate(self.diagonal):
+            inverse = jax.scipy.linalg.solve_triangular(block, jnp.eye(sizes[layer], dtype=block.dtype), lower=True)
+            # C[l, k] = -B[l, l]⁻¹ B[l, l-1] C[l-1, k]
+            earlier = [-inverse @ (self.below[layer - 1] @ rows[-1])] if layer else []
+            rows.append(jnp.concatenate([*earlier, inverse], axis=1))
+        total = sum(sizes)
+        return self.mean, jnp.concatenate([jnp.pad(row, ((0, 0), (0, total - row.shape[1]))) for row in rows])

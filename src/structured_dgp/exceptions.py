@@ -1,0 +1,25 @@
+"""The errors and warnings this library raises; each message says what is wrong and what to write instead."""
+
+
+class StructuredDGPError(Exception):
+    """Base class of every error raised on purpose by this library."""
+
+
+class InputError(StructuredDGPError, ValueError):
+    """Data or settings that cannot be used as they are."""
+
+
+class CouplingError(StructuredDGPError, ValueError):
+    """A relation between latent GPs that is not a partial order along the layers, or that does not fit a model."""
+
+
+class NumericalError(StructuredDGPError, ArithmeticError):
+    """A computation left the range of finite numbers; the message names the layer and the quantity."""
+
+
+class CholeskyError(NumericalError):
+    """A kernel matrix stayed indefinite up to the largest jitter allowed."""
+
+
+class StructuredDGPWarning(UserWarning):
+    """Base class of every warning given by this library."""

@@ -1,0 +1,121 @@
+"""Where training starts: inducing inputs from the data, mean functions, and hyper-parameters that need no tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float
+from sklearn.cluster import KMeans
+
+from structured_dgp.couplings import Coupling, check_widths
+from structured_dgp.exceptions import InputError
+from structured_dgp.kernels import RBF, Kernel, White
+from structured_dgp.likelihoods import Gaussian, Likelihood
+from structured_dgp.linalg import JITTER
+from structured_dgp.means import linear_mean
+from structured_dgp.model import DeepGP
+from structured_dgp.parameters import Fixed
+from structured_dgp.posterior import Posterior
+from structured_dgp.precision import Precision
+from structured_dgp.propagation import Layer
+from structured_dgp.validation import as_matrix
+
+KMEANS_ROWS = 20_000  # k-means looks at no more rows than this
+KMEANS_STEPS = 30
+
+
+@dataclass(frozen=True)
+class Start:
+    """Initial hyper-parameters for standardised data.
+
+    Attributes:
+        lengthscale: ``"dimension"`` for √D of each layer's inputs, or one number for all.
+        hidden_variance: kernel variance of hidden layers; a ``Fixed`` one is not trained.
+        hidden_noise: variance of white noise in hidden layers, or None for none.
+        noise: variance of the Gaussian likelihood.
+        hidden_scale: size of the hidden posterior factors relative to the prior.
+    """
+
+    lengthscale: Literal["dimension"] | float = "dimension"
+    hidden_variance: float | Fixed = 1.0
+    hidden_noise: float | None = None
+    noise: float = 0.1
+    hidden_scale: float = 1e-2
+
+    def kernel(self, n_inputs: int, is_output: bool) -> Kernel:
+        """The kernel of a layer."""
+        scale = np.sqrt(n_inputs) if self.lengthscale == "dimension" else self.lengthscale
+        base = RBF(np.full(n_inputs, float(scale)), 1.0 if is_output else self.hidden_variance)
+        return base if is_output or self.hidden_noise is None else base + White(self.hidden_noise)
+
+
+STARTS: dict[str, Start] = {
+    "default": Start(),
+    "paper": Start(lengthscale=1.0, hidden_variance=Fixed(1.0), hidden_noise=1e-3, noise=0.01, hidden_scale=1e-5),
+}
+
+
+def initial_inducing(x: Float[np.ndarray, "n D"], n_inducing: int, seed: int = 0) -> Float[np.ndarray, "M D"]:
+    """Centres of k-means, or all different rows when there are no more of these than ``n_inducing``."""
+    if n_inducing < 1:
+        raise InputError(f"n_inducing must be at least 1; got {n_inducing}.")
+    rng = np.random.default_rng(seed)
+    rows = x if len(x) <= KMEANS_ROWS else x[rng.choice(len(x), KMEANS_ROWS, replace=False)]
+    different = np.unique(rows, axis=0)
+    if len(different) <= n_inducing:
+        return different
+    search = KMeans(n_inducing, n_init=1, max_iter=KMEANS_STEPS, random_state=int(rng.integers(2**31)))
+    # Rows that differ by rounding only would leave clusters empty: fall back on different rows themselves.
+    centres = np.unique(search.fit(different).cluster_centers_, axis=0)
+    spare = different[rng.permutation(len(different))[: n_inducing - len(centres)]]
+    return np.concatenate([centres, spare])
+
+
+def initial_model(
+    x: Any,
+    coupling: str | Coupling = "star",
+    widths: Iterable[int] = (5, 5, 1),
+    n_inducing: int = 128,
+    *,
+    start: str | Start = "default",
+    kernel: Callable[[int, bool], Kernel] | None = None,
+    likelihood: Likelihood | None = None,
+    jitter: float = JITTER,
+    precision: Precision = "float64",
+    seed: int = 0,
+) -> DeepGP:
+    """A model ready for training on standardised inputs ``x``.
+
+    Args:
+        x: training inputs (n, D), each column with mean 0 and variance 1 (or constant).
+        coupling: ``"mf"``, ``"stripes"``, ``"arrow"``, ``"star"``, ``"fc"`` or a ``Coupling``.
+        widths: latent GPs of each layer, the output layer last.
+        n_inducing: inducing points of each layer; never more than there are different rows.
+        start: ``"default"``, ``"paper"`` (the paper's initial values), or a :class:`Start`.
+        kernel: makes a layer's kernel from (number of inputs, is it the output layer); default: from ``start``.
+        likelihood: default: Gaussian, with the noise of ``start``, one for each output.
+        jitter: added to every kernel matrix.
+        precision: see :class:`DeepGP`.
+        seed: of k-means.
+    """
+    x, widths = as_matrix(x, "x"), check_widths(widths)
+    if isinstance(start, str):
+        if start not in STARTS:
+            raise InputError(f"unknown start {start!r}: use one of {', '.join(map(repr, STARTS))} or a Start.")
+        start = STARTS[start]
+    make_kernel = start.kernel if kernel is None else kernel
+    Z, h = initial_inducing(x, n_inducing, seed), x
+    layers = []
+    for index, width in enumerate(widths):
+        is_output = index == len(widths) - 1
+        W = None if is_output else linear_mean(h, width)
+        layers.append(Layer(make_kernel(h.shape[1], is_output), Z, W))
+        if W is not None:
+            h, Z = h @ W, Z @ W
+    posterior = Posterior.initial(coupling, widths, len(Z), hidden_scale=start.hidden_scale)
+    if likelihood is None:
+        likelihood = Gaussian(np.full(widths[-1], start.noise))
+    return DeepGP(layers, posterior, likelihood, jitter, precision)

@@ -1,0 +1,258 @@
+"""Likelihoods: how targets y arise from the outputs f of the last layer, each output on its own.
+
+A likelihood answers two questions about f ~ N(mean, cov): the expected log density of y, for training, and the
+distribution of y, for prediction. Only the diagonal of ``cov`` matters, as the outputs are independent given f.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import gammaln
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from structured_dgp import families
+from structured_dgp.exceptions import InputError
+from structured_dgp.families import normal_nodes
+from structured_dgp.kernels import safe_sqrt
+from structured_dgp.parameters import Fixed, Positive
+from structured_dgp.precision import wide_scope
+from structured_dgp.prediction import Mixture, row_chunks
+
+POINTS = 20  # of the Gauss-Hermite rule, where an expectation has no closed form
+
+Means = Float[Array, "R n P"]
+Covariances = Float[Array, "R n P P"]
+
+
+class Likelihood(eqx.Module):
+    """The distribution of targets y (n, P) given function values f of the same shape."""
+
+    @abstractmethod
+    def expected_log_prob(self, y: Float[Array, "n P"], mean: Means, cov: Covariances) -> Float[Array, "R n"]:
+        """E[log p(y | f)] over f ~ N(mean, cov), summed over the outputs."""
+
+    @abstractmethod
+    def predictive(self, mean: Float[np.ndarray, "R n P"], cov: Float[np.ndarray, "R n P P"]) -> Mixture:
+        """The distribution of y when f is one of R equally likely N(mean, cov)."""
+
+    @abstractmethod
+    def sample(self, key: PRNGKeyArray, f: Float[Array, "*batch P"]) -> Float[Array, "*batch P"]:
+        """Targets drawn given f."""
+
+    @abstractmethod
+    def check_targets(self, y: np.ndarray) -> None:
+        """Raise an ``InputError`` if y, shape (n, P), cannot be data of this likelihood."""
+
+
+def gauss_hermite(
+    function: Callable[[Means], Means], mean: Means, var: Float[Array, "R n P"], n_points: int
+) -> Float[Array, "R n P"]:
+    """E[function(f)] over f ~ N(mean, var), each entry on its own.
+
+    Points come in pairs mean ± t, whose gradients with respect to t cancel exactly as var → 0.
+    """
+    points, weights = np.polynomial.hermite_e.hermegauss(n_points)
+    weights = np.where(points == 0.0, 0.5, 1.0) * weights / math.sqrt(2.0 * math.pi)
+    z, w = (jnp.asarray(a[n_points // 2 :], mean.dtype) for a in (points, weights))
+    t = jnp.multiply.outer(z, safe_sqrt(var))
+    # Σ_q w_q g(μ + σ z_q)
+    return jnp.tensordot(w, function(mean + t) + function(mean - t), axes=1)
+
+
+@final
+class Gaussian(Likelihood):
+    """y = f + N(0, variance): one noise variance, or one for each output."""
+
+    _variance: Positive
+
+    def __init__(self, variance: ArrayLike | Fixed = 0.01) -> None:
+        self._variance = Positive(variance, "variance")
+
+    @property
+    def variance(self) -> Float[Array, "..."]:
+        return self._variance.value
+
+    def expected_log_prob(self, y: Float[Array, "n P"], mean: Means, cov: Covariances) -> Float[Array, "R n"]:
+        var, noise = _diagonal(cov), _like(self.variance, mean)
+        # -½ (log 2πσ² + ((y - μ)² + v)/σ²)
+        return -0.5 * jnp.sum(jnp.log(2.0 * math.pi * noise) + ((y - mean) ** 2 + var) / noise, axis=-1)
+
+    @wide_scope
+    def predictive(self, mean: Float[np.ndarray, "R n P"], cov: Float[np.ndarray, "R n P P"]) -> Mixture:
+        noise = np.asarray(_like(self.variance, mean))
+        return Mixture(families.Normal(mean, _variances(cov) + noise))
+
+    @wide_scope
+    def sample(self, key: PRNGKeyArray, f: Float[Array, "*batch P"]) -> Float[Array, "*batch P"]:
+        return f + jnp.sqrt(_like(self.variance, f)) * jax.random.normal(key, f.shape, f.dtype)
+
+    def check_targets(self, y: np.ndarray) -> None:
+        _check_table(y, self.variance)
+
+
+@final
+class StudentT(Likelihood):
+    """y = f + scale · t with t of ``df`` degrees of freedom: noise with outliers. One scale, or one for each output.
+
+    Expected log densities by a Gauss-Hermite rule of ``n_points`` points.
+    """
+
+    _scale: Positive
+    _df: Positive
+    n_points: int = eqx.field(static=True)
+
+    def __init__(self, scale: ArrayLike | Fixed = 0.1, df: ArrayLike | Fixed = 4.0, n_points: int = POINTS) -> None:
+        self._scale = Positive(scale, "scale")
+        self._df = Positive(df, "df")
+        if self._df.raw.ndim:
+            raise InputError(f"df must be one number for all outputs; got shape {self._df.raw.shape}.")
+        self.n_points = _checked_points(n_points)
+
+    @property
+    def scale(self) -> Float[Array, "..."]:
+        return self._scale.value
+
+    @property
+    def df(self) -> Float[Array, ""]:
+        return self._df.value
+
+    def expected_log_prob(self, y: Float[Array, "n P"], mean: Means, cov: Covariances) -> Float[Array, "R n"]:
+        scale, nu = _like(self.scale, mean), _like(self.df, mean)
+
+        def tail(f: Means) -> Means:
+            return jnp.log1p(((y - f) / scale) ** 2 / nu)
+
+        # log Γ((ν+1)/2) - log Γ(ν/2) - ½ log πν - log s - (ν+1)/2 E[log(1 + ((y - f)/s)²/ν)]
+        constant = gammaln(0.5 * nu + 0.5) - gammaln(0.5 * nu) - 0.5 * jnp.log(math.pi * nu) - jnp.log(scale)
+        expected = gauss_hermite(tail, mean, _diagonal(cov), self.n_points)
+        return jnp.sum(constant - (0.5 * nu + 0.5) * expected, axis=-1)
+
+    @wide_scope
+    def predictive(self, mean: Float[np.ndarray, "R n P"], cov: Float[np.ndarray, "R n P P"]) -> Mixture:
+        scale = np.asarray(_like(self.scale, mean))
+        return Mixture(families.StudentT(float(self.df), mean, scale, _variances(cov)))
+
+    @wide_scope
+    def sample(self, key: PRNGKeyArray, f: Float[Array, "*batch P"]) -> Float[Array, "*batch P"]:
+        return f + _like(self.scale, f) * jax.random.t(key, _like(self.df, f), f.shape, f.dtype)
+
+    def check_targets(self, y: np.ndarray) -> None:
+        _check_table(y, self.scale)
+
+
+@final
+class Bernoulli(Likelihood):
+    """y is 1 with probability 1/(1 + exp(-f)), the logit link, otherwise 0: two classes.
+
+    Expected log probabilities by a Gauss-Hermite rule of ``n_points`` points.
+    """
+
+    n_points: int = eqx.field(static=True)
+
+    def __init__(self, n_points: int = POINTS) -> None:
+        self.n_points = _checked_points(n_points)
+
+    def expected_log_prob(self, y: Float[Array, "n P"], mean: Means, cov: Covariances) -> Float[Array, "R n"]:
+        # y μ - E[log(1 + exp f)]
+        expected = gauss_hermite(jax.nn.softplus, mean, _diagonal(cov), self.n_points)
+        return jnp.sum(y * mean - expected, axis=-1)
+
+    def predictive(self, mean: Float[np.ndarray, "R n P"], cov: Float[np.ndarray, "R n P P"]) -> Mixture:
+        std = np.sqrt(_variances(cov))
+        p = np.zeros((1, *mean.shape[1:]))
+        for rows in row_chunks(mean.shape[1], mean.shape[0] * mean.shape[2]):
+            z, w = normal_nodes(float(std[:, rows].max(initial=0.0)))
+            for point, weight in zip(z, w, strict=True):
+                p[0, rows] += weight * expit(mean[:, rows] + std[:, rows] * point).mean(axis=0)
+        return Mixture(families.Bernoulli(np.clip(p, 0.0, 1.0)))
+
+    def sample(self, key: PRNGKeyArray, f: Float[Array, "*batch P"]) -> Float[Array, "*batch P"]:
+        return jax.random.bernoulli(key, jax.nn.sigmoid(f)).astype(f.dtype)
+
+    def check_targets(self, y: np.ndarray) -> None:
+        _check_table(y)
+        if not np.isin(y, (0, 1)).all():
+            raise InputError(
+                "Bernoulli targets must be 0 or 1; encode two classes as (y == 'yes').astype(float), "
+                f"and use Gaussian() for real numbers. Got {_example(y, np.isin(y, (0, 1)))}."
+            )
+
+
+@final
+class Poisson(Likelihood):
+    """y is a count with exp(f) events expected."""
+
+    def expected_log_prob(self, y: Float[Array, "n P"], mean: Means, cov: Covariances) -> Float[Array, "R n"]:
+        # y μ - exp(μ + v/2) - log y!
+        return jnp.sum(y * mean - jnp.exp(mean + 0.5 * _diagonal(cov)) - gammaln(y + 1.0), axis=-1)
+
+    def predictive(self, mean: Float[np.ndarray, "R n P"], cov: Float[np.ndarray, "R n P P"]) -> Mixture:
+        with np.errstate(over="ignore", under="ignore"):
+            rate = np.maximum(np.exp(mean), families.TINY)
+        return Mixture(families.Poisson(rate, _variances(cov)))
+
+    def sample(self, key: PRNGKeyArray, f: Float[Array, "*batch P"]) -> Float[Array, "*batch P"]:
+        return jax.random.poisson(key, jnp.exp(f)).astype(f.dtype)
+
+    def check_targets(self, y: np.ndarray) -> None:
+        _check_table(y)
+        counts = (y >= 0) & (y == np.floor(y))
+        if not counts.all():
+            raise InputError(
+                "Poisson targets must be counts 0, 1, 2, ...; use Gaussian() for real numbers. "
+                f"Got {_example(y, counts)}."
+            )
+
+
+def _diagonal(cov: Covariances) -> Float[Array, "R n P"]:
+    variances: Float[Array, "R n P"] = jnp.diagonal(cov, axis1=-2, axis2=-1)
+    return variances
+
+
+def _variances(cov: Float[np.ndarray, "R n P P"]) -> Float[NDArray[np.float64], "R n P"]:
+    """The diagonal of ``cov``, without what rounding made negative."""
+    variances: NDArray[np.float64] = np.maximum(np.diagonal(cov, axis1=-2, axis2=-1), 0.0)
+    return variances
+
+
+def _like(parameter: Float[Array, "..."], values: Array | np.ndarray) -> Float[Array, "..."]:
+    """``parameter`` in the precision of ``values``, after a check that it is one number or one for each output."""
+    _check_outputs(parameter, values.shape[-1])
+    return parameter.astype(values.dtype)
+
+
+def _check_outputs(parameter: Float[Array, "..."], n_outputs: int) -> None:
+    if parameter.shape not in ((), (n_outputs,)):
+        raise InputError(
+            f"the likelihood has a parameter of shape {parameter.shape}, but there are {n_outputs} outputs: "
+            "give one number, or one for each output."
+        )
+
+
+def _check_table(y: np.ndarray, *parameters: Float[Array, "..."]) -> None:
+    if y.ndim != 2:
+        raise InputError(f"y must have shape (n, P); got {y.shape}. Write y[:, None] for a single output.")
+    if not np.isfinite(y).all():
+        raise InputError("y has NaN or infinite values: leave those rows out.")
+    for parameter in parameters:
+        _check_outputs(parameter, y.shape[1])
+
+
+def _example(y: np.ndarray, allowed: np.ndarray) -> str:
+    return f"{y[~allowed][0]:g} in row {np.argwhere(~allowed)[0, 0]}"
+
+
+def _checked_points(n_points: int) -> int:
+    if n_points < 1:
+        raise InputError(f"n_points must be at least 1; got {n_points}.")
+    return n_points

@@ -1,0 +1,372 @@
+"""The deep Gaussian process: layers, a posterior over their inducing outputs, and a likelihood."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+
+from structured_dgp.exceptions import CholeskyError, CouplingError, InputError, NumericalError
+from structured_dgp.likelihoods import Likelihood
+from structured_dgp.linalg import ESCALATIONS, JITTER, jittered_cholesky
+from structured_dgp.noise import low_discrepancy_noise
+from structured_dgp.parameters import cast
+from structured_dgp.posterior import AbstractPosterior
+from structured_dgp.precision import PRECISIONS, Precision, wide_scope
+from structured_dgp.prediction import Mixture
+from structured_dgp.propagation import Layer, Outputs, PreparedLayer, prepare, propagate
+from structured_dgp.tiles import split_rows, tile_sum, to_tiles
+from structured_dgp.validation import as_matrix, is_traced
+
+DRAWS = 128  # hidden-noise draws of a prediction; a power of two suits the low-discrepancy noise
+PREDICTION_TILE = 4096  # points times draws in one compiled tile of a prediction
+PREDICTION_ROWS = 8192  # points handed to the compiled prediction at a time
+
+
+class DeepGP(eqx.Module):
+    """A deep Gaussian process with a structured variational posterior; immutable, and a JAX pytree.
+
+    Its methods keep float64 arrays in float64 whatever JAX is configured to do. To differentiate through them, or to
+    compute with its arrays, do the same: ``with jax.enable_x64(True): jax.grad(...)(model)``.
+
+    Args:
+        layers: the prior, input side first; the last layer is the output.
+        posterior: over the whitened inducing outputs of all layers.
+        likelihood: of the targets given the output layer.
+        jitter: added to the diagonal of every kernel matrix.
+        precision: ``"float64"``, ``"float32"``, or ``"mixed"`` (kernel factorisations in float64).
+    """
+
+    layers: tuple[Layer, ...]
+    posterior: AbstractPosterior
+    likelihood: Likelihood
+    jitter: float = eqx.field(static=True)
+    precision: Precision = eqx.field(static=True)
+
+    @wide_scope
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        posterior: AbstractPosterior,
+        likelihood: Likelihood,
+        jitter: float = JITTER,
+        precision: Precision = "float64",
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise InputError(f"unknown precision {precision!r}: use one of {', '.join(map(repr, PRECISIONS))}.")
+        if not (np.isfinite(jitter) and jitter >= 0):
+            raise InputError(f"jitter must be a finite number that is not negative; got {jitter}.")
+        _check_fit(tuple(layers), posterior)
+        dtype = jnp.float64 if precision == "float64" else jnp.float32
+        self.layers = cast(tuple(layers), dtype)
+        self.posterior = cast(posterior, dtype)
+        self.likelihood = cast(likelihood, dtype)
+        self.jitter = float(jitter)
+        self.precision = precision
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return self.posterior.widths
+
+    @property
+    def n_hidden(self) -> int:
+        """How many latent GPs are not in the output layer: the last axis of ``eps``."""
+        return sum(self.widths[:-1])
+
+    @property
+    def dtype(self) -> Any:
+        """The floating-point type of the parameters."""
+        return self.layers[0].inducing.dtype
+
+    @wide_scope
+    def propagate(self, x: ArrayLike, eps: ArrayLike) -> Outputs:
+        """Theorem 1: hidden samples and the conditional moments of the outputs for noise ``eps`` (R, n, T_hidden)."""
+        x, eps = self._inputs(x), self._noise(eps)
+        if eps.shape[1] != x.shape[0]:
+            raise InputError(f"eps has noise for {eps.shape[1]} points, but x has {x.shape[0]} rows.")
+        return self._checked(_propagate(self, x, eps), x)
+
+    @wide_scope
+    def kl(self) -> Float[Array, ""]:
+        """KL[q || prior] of the inducing outputs."""
+        return self._checked(_kl(self))
+
+    @wide_scope
+    def elbo(
+        self,
+        x: ArrayLike,
+        y: ArrayLike,
+        *,
+        eps: ArrayLike | None = None,
+        key: PRNGKeyArray | None = None,
+        n_samples: int = 5,
+        n_data: int | None = None,
+    ) -> Float[Array, ""]:
+        """The evidence lower bound, estimated from a minibatch.
+
+        Args:
+            x: inputs (n, D).
+            y: targets (n, P); (n,) for a single output.
+            eps: standard normal noise (R, n, T_hidden). Give this or ``key``; one layer needs neither.
+            key: draws the noise of ``n_samples`` samples.
+            n_samples: R, only used with ``key``.
+            n_data: number of rows of the full data set that the minibatch stands for; default: n.
+        """
+        x, y = self._inputs(x), self._targets(y)
+        if y.shape[0] != x.shape[0]:
+            raise InputError(f"x has {x.shape[0]} rows, but y has {y.shape[0]}.")
+        if eps is None:
+            eps = self._draw_noise(key, n_samples, x.shape[0])
+        eps = self._noise(eps)
+        if eps.shape[1] != x.shape[0]:
+            raise InputError(f"eps has noise for {eps.shape[1]} points, but x has {x.shape[0]} rows.")
+        scale = (x.shape[0] if n_data is None else n_data) / x.shape[0]
+        return self._checked(_elbo(self, x, y, eps, jnp.asarray(scale, self.dtype)), x)
+
+    @wide_scope
+    def predict(self, x: ArrayLike, n_draws: int = DRAWS, seed: int = 0) -> Mixture:
+        """The distribution of y at new inputs: a mixture over hidden-noise draws.
+
+        The noise is a fixed low-discrepancy set shared by all rows, so a row's prediction does not depend on the
+        other rows. Memory does not grow with the number of rows beyond the result itself.
+        """
+        x = as_matrix(x, "x", self.layers[0].inducing.shape[1])
+        eps = self.prediction_noise(n_draws, seed)
+        size = min(PREDICTION_ROWS, x.shape[0])
+        means: list[np.ndarray] = []
+        covs: list[np.ndarray] = []
+        for start in range(0, x.shape[0], size):
+            rows = x[start : start + size]
+            padded = np.concatenate([rows, np.broadcast_to(rows[:1], (size - len(rows), x.shape[1]))])
+            moments = _predict(self, jnp.asarray(padded, self.dtype), eps)
+            for parts, moment in zip((means, covs), moments, strict=True):
+                parts.append(np.asarray(moment[:, : len(rows)], np.float64))
+        mean, cov = self._checked((np.concatenate(means, axis=1), np.concatenate(covs, axis=1)))
+        return self.likelihood.predictive(mean, cov)
+
+    @wide_scope
+    def prediction_noise(self, n_draws: int = DRAWS, seed: int = 0) -> Float[Array, "R T_hidden"]:
+        """The noise that ``predict`` uses for every row; a single draw when there is no hidden layer."""
+        if n_draws < 1:
+            raise InputError(f"n_draws must be at least 1; got {n_draws}.")
+        draws = n_draws if self.n_hidden else 1
+        return jnp.asarray(low_discrepancy_noise(draws, self.n_hidden, seed), self.dtype)
+
+    @wide_scope
+    def sample_functions(self, x: ArrayLike, key: PRNGKeyArray, n_samples: int = 1) -> list[Float[Array, "S n _"]]:
+        """Joint draws of every layer's output at all rows of ``x``, one draw of the inducing outputs per sample.
+
+        Unlike ``propagate``, whose rows are marginally right but independent of each other, a sample is one function
+        evaluated at all rows. Exact; costs one n x n factorisation per layer and sample.
+
+        Returns:
+            For each layer, what it hands on: (S, n, T_l); the last entry are draws of the outputs f.
+        """
+        return self._checked(_sample_functions(self, self._inputs(x), key, n_samples), x)
+
+    @wide_scope
+    def inducing_covariance(self) -> Float[np.ndarray, "TM TM"]:
+        """Covariance of the inducing outputs f_M themselves (not whitened), as in the paper's figures."""
+        M, structure = self.posterior.n_inducing, self.posterior.structure
+        C = np.array(self.posterior.factor(), np.float64).reshape(len(structure.gps), M, -1)
+        for gp in structure.gps:
+            layer = cast(self.layers[gp.layer], jnp.float64)
+            L, _ = jittered_cholesky(layer.kernel.gram(layer.inducing), self.jitter)
+            C[gp.index] = np.asarray(L) @ C[gp.index]
+        flat = C.reshape(len(structure.gps) * M, -1)
+        return flat @ flat.T
+
+    @wide_scope
+    def diagnose(self) -> None:
+        """Raise an error that names the first layer and quantity that is not finite; return if all is well."""
+        for index, layer in enumerate(self.layers):
+            for path, leaf in jax.tree_util.tree_leaves_with_path(layer):
+                if not np.isfinite(leaf).all():
+                    name = jax.tree_util.keystr(path)
+                    raise NumericalError(f"layer {index}: parameter {name} is NaN or infinite: lower the step size.")
+            working = cast(layer, jnp.float64) if self.precision == "mixed" else layer
+            K = working.kernel.gram(working.inducing)
+            if not np.isfinite(K).all():
+                raise NumericalError(f"layer {index}: its kernel matrix has NaN or infinite entries.")
+            L, _ = jittered_cholesky(K, self.jitter)
+            if not np.isfinite(L).all():
+                raise CholeskyError(
+                    f"layer {index}: its kernel matrix is not positive definite even with jitter "
+                    f"{self.jitter * 10.0**ESCALATIONS:g}. Likely causes: duplicate inducing points, lengthscales far "
+                    f"larger than the data, or precision={self.precision!r}; try a larger jitter or "
+                    "precision='float64'."
+                )
+        for part in (self.posterior, self.likelihood):
+            for path, leaf in jax.tree_util.tree_leaves_with_path(part):
+                if not np.isfinite(leaf).all():
+                    name = f"{type(part).__name__}{jax.tree_util.keystr(path)}"
+                    raise NumericalError(f"{name} is NaN or infinite: lower the step size.")
+
+    def _checked(self, result: Any, *context: Any) -> Any:
+        """``result``, after an error has been raised for numbers that are not finite (never inside a trace)."""
+        if is_traced(self, result, *context) or all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result)):
+            return result
+        self.diagnose()
+        raise NumericalError(
+            "the result is not finite although every parameter is: values overflowed on the way through the layers. "
+            "Scale the inputs to unit variance, or use precision='float64'."
+        )
+
+    def _inputs(self, x: Any) -> Float[Array, "n D"]:
+        checked = x if is_traced(x) else as_matrix(x, "x", self.layers[0].inducing.shape[1])
+        return jnp.asarray(checked, self.dtype)
+
+    def _targets(self, y: Any) -> Float[Array, "n P"]:
+        y = y[:, None] if np.ndim(y) == 1 and self.widths[-1] == 1 else y
+        if not is_traced(y):
+            y = as_matrix(y, "y", self.widths[-1])
+            self.likelihood.check_targets(y)
+        return jnp.asarray(y, self.dtype)
+
+    def _noise(self, eps: Any) -> Float[Array, "R n T_hidden"]:
+        if np.ndim(eps) != 3 or np.shape(eps)[2] != self.n_hidden or np.shape(eps)[0] < 1:
+            raise InputError(
+                f"eps must have shape (R, n, {self.n_hidden}) for widths {self.widths}; got {np.shape(eps)}."
+            )
+        if not is_traced(eps) and not np.isfinite(eps).all():
+            raise InputError("eps has NaN or infinite values: draw it from a standard normal distribution.")
+        return jnp.asarray(eps, self.dtype)
+
+    def _draw_noise(self, key: PRNGKeyArray | None, n_samples: int, n_rows: int) -> Float[Array, "R n T_hidden"]:
+        if self.n_hidden == 0:
+            return jnp.zeros((1, n_rows, 0), self.dtype)
+        if key is None:
+            raise InputError("elbo needs noise: pass eps=... of shape (R, n, T_hidden), or key=jax.random.key(0).")
+        if n_samples < 1:
+            raise InputError(f"n_samples must be at least 1; got {n_samples}.")
+        return jax.random.normal(key, (n_samples, n_rows, self.n_hidden), self.dtype)
+
+
+def _check_fit(layers: tuple[Layer, ...], posterior: AbstractPosterior) -> None:
+    """Refuse layers that do not fit each other or the posterior."""
+    widths, M = posterior.widths, posterior.n_inducing
+    if len(layers) != len(widths):
+        raise CouplingError(
+            f"the posterior has widths {widths}, so {len(widths)} layers, but {len(layers)} were given: build the "
+            "posterior with the widths of these layers."
+        )
+    n_inputs = layers[0].inducing.shape[-1]
+    for index, (layer, width) in enumerate(zip(layers, widths, strict=True)):
+        Z = layer.inducing
+        if Z.ndim != 2 or Z.shape[0] != M:
+            raise InputError(
+                f"layer {index}: inducing must have shape ({M}, D), as the posterior has M={M}; got {Z.shape}."
+            )
+        if not np.isfinite(Z).all():
+            raise InputError(f"layer {index}: the inducing inputs hold NaN or infinity.")
+        if Z.shape[1] != n_inputs:
+            raise CouplingError(
+                f"layer {index}: its inducing inputs have {Z.shape[1]} columns, but the layer before has width "
+                f"{n_inputs} in the posterior (widths {widths})."
+            )
+        if layer.mean is not None and layer.mean.raw.shape != (n_inputs, width):
+            raise InputError(
+                f"layer {index}: mean must have shape ({n_inputs}, {width}), inputs times width; "
+                f"got {layer.mean.raw.shape}. Use None for no mean function."
+            )
+        try:
+            jax.eval_shape(layer.kernel.cross, Z, Z)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"layer {index}: its kernel does not take {n_inputs} inputs: give one lengthscale, or {n_inputs}."
+            ) from error
+        n_inputs = width
+
+
+def _prepared(model: DeepGP) -> tuple[PreparedLayer, ...]:
+    return prepare(model.layers, model.posterior, model.jitter, model.precision)
+
+
+@eqx.filter_jit
+def _kl(model: DeepGP) -> Float[Array, ""]:
+    return model.posterior.kl()
+
+
+@eqx.filter_jit
+def _propagate(model: DeepGP, x: Float[Array, "n D"], eps: Float[Array, "R n T_hidden"]) -> Outputs:
+    return propagate(_prepared(model), model.posterior.structure, x, eps)
+
+
+@eqx.filter_jit
+def _elbo(
+    model: DeepGP,
+    x: Float[Array, "n D"],
+    y: Float[Array, "n P"],
+    eps: Float[Array, "R n T_hidden"],
+    scale: Float[Array, ""],
+) -> Float[Array, ""]:
+    return scale * data_term(model, x, y, eps) - model.posterior.kl()
+
+
+def data_term(
+    model: DeepGP, x: Float[Array, "n D"], y: Float[Array, "n P"], eps: Float[Array, "R n T_hidden"]
+) -> Float[Array, ""]:
+    """Σ_n mean_r E[log p(y_n | f_n)], tile by tile."""
+    n_samples, n_rows = eps.shape[:2]
+    tiles, rows = split_rows(n_rows, n_samples)
+    structure = model.posterior.structure
+
+    def tile_value(shared: tuple[tuple[PreparedLayer, ...], Likelihood], tile: tuple[Array, ...]) -> Float[Array, ""]:
+        prepared, likelihood = shared
+        x, y, eps, weight = tile
+        out = propagate(prepared, structure, x, jnp.swapaxes(eps, 0, 1))
+        return jnp.sum(likelihood.expected_log_prob(y, out.mean, out.cov) * weight) / n_samples
+
+    weight = jnp.ones(n_rows, x.dtype)
+    if tiles * rows > n_rows:
+        weight = jnp.concatenate([weight, jnp.zeros(tiles * rows - n_rows, x.dtype)])
+    parts = (x, y, jnp.swapaxes(eps, 0, 1), weight)
+    return tile_sum(
+        tile_value, (_prepared(model), model.likelihood), tuple(to_tiles(part, tiles, rows) for part in parts)
+    )
+
+
+@eqx.filter_jit
+def _predict(
+    model: DeepGP, x: Float[Array, "n D"], eps: Float[Array, "R T_hidden"]
+) -> tuple[Float[Array, "R n P"], Float[Array, "R n P P"]]:
+    prepared, structure = _prepared(model), model.posterior.structure
+    tiles, rows = split_rows(x.shape[0], eps.shape[0], PREDICTION_TILE)
+
+    def one(tile: Float[Array, "rows D"]) -> tuple[Array, Array]:
+        out = propagate(prepared, structure, tile, jnp.broadcast_to(eps[:, None], (eps.shape[0], rows, eps.shape[1])))
+        return jnp.swapaxes(out.mean, 0, 1), jnp.swapaxes(out.cov, 0, 1)
+
+    mean, cov = jax.lax.map(one, to_tiles(x, tiles, rows))
+    mean, cov = (a.reshape(tiles * rows, *a.shape[2:])[: x.shape[0]] for a in (mean, cov))
+    return jnp.swapaxes(mean, 0, 1), jnp.swapaxes(cov, 0, 1)
+
+
+@eqx.filter_jit
+def _sample_functions(
+    model: DeepGP, x: Float[Array, "n D"], key: PRNGKeyArray, n_samples: int
+) -> list[Float[Array, "S n _"]]:
+    posterior_key, *layer_keys = jax.random.split(key, 1 + len(model.layers))
+    v = model.posterior.sample(posterior_key, n_samples)
+    prepared, structure = _prepared(model), model.posterior.structure
+
+    def one_layer(layer: PreparedLayer, v: Array, h: Array, noise: Array) -> Array:
+        """f = A v + chol(K_xx - A Aᵀ) ε, the prior conditional given the inducing outputs, jointly over rows."""
+        A = layer.layer.kernel.cross(h, layer.layer.inducing) @ layer.whitener.T
+        L, _ = jittered_cholesky(layer.layer.kernel.gram(h) - A @ A.T, model.jitter)
+        f = A @ v.T + L @ noise
+        return f if layer.layer.mean is None else f + h @ layer.layer.mean.value
+
+    h = jnp.broadcast_to(x, (n_samples, *x.shape))
+    results = []
+    for layer, gps, layer_key in zip(prepared, structure.layers, layer_keys, strict=True):
+        noise = jax.random.normal(layer_key, (n_samples, x.shape[0], len(gps)), x.dtype)
+        weights = v[:, gps.start : gps.stop]
+        h = jax.lax.map(lambda args, layer=layer: one_layer(layer, *args), (weights, h, noise))
+        results.append(h)
+    return results

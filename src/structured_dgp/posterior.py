@@ -1,0 +1,221 @@
+"""The variational posterior N(m, C Cᵀ) over whitened inducing outputs, for any coupling that is a partial order."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+
+from structured_dgp.couplings import Coupling, Structure, Widths, as_coupling, check_widths
+from structured_dgp.exceptions import CouplingError, InputError
+from structured_dgp.precision import as_array, wide_scope
+
+
+class AbstractPosterior(eqx.Module):
+    """What propagation and the ELBO ask of a Gaussian posterior over the whitened inducing outputs v (T, M)."""
+
+    widths: eqx.AbstractVar[Widths]
+
+    @property
+    @abstractmethod
+    def structure(self) -> Structure:
+        """Which covariances can be non-zero."""
+
+    @property
+    @abstractmethod
+    def n_inducing(self) -> int:
+        """M, the number of inducing points of every layer."""
+
+    @abstractmethod
+    def moments(self) -> tuple[Float[Array, "T M"], tuple[Float[Array, "M _"], ...]]:
+        """The mean m and, for each GP j, its covariances S[j, i] with ``structure.partners[j]``, side by side."""
+
+    @abstractmethod
+    def kl(self) -> Float[Array, ""]:
+        """KL[q(v) || N(0, I)]."""
+
+    @abstractmethod
+    def factor(self) -> Float[Array, "TM TM"]:
+        """The dense factor C, flat order: layer, GP, inducing point."""
+
+    @abstractmethod
+    def sample(self, key: PRNGKeyArray, n_samples: int) -> Float[Array, "S T M"]:
+        """Draws of v."""
+
+    @wide_scope
+    def covariance(self) -> Float[np.ndarray, "TM TM"]:
+        """The dense S = C Cᵀ, for inspection."""
+        C = np.asarray(self.factor(), np.float64)
+        return C @ C.T
+
+    @wide_scope
+    def precision(self) -> Float[np.ndarray, "TM TM"]:
+        """The dense S⁻¹, for inspection."""
+        inverse = np.linalg.inv(np.asarray(self.factor(), np.float64))
+        return inverse.T @ inverse
+
+
+class Posterior(AbstractPosterior):
+    """A posterior whose factor has the blocks of a coupling.
+
+    The blocks are stored as one array, in the order of ``structure.blocks``; above the diagonal of a diagonal block
+    the numbers are ignored and stay zero in training.
+    """
+
+    coupling: Coupling = eqx.field(static=True)
+    widths: Widths = eqx.field(static=True)
+    mean: Float[Array, "T M"]
+    blocks: Float[Array, "B M M"]
+
+    @property
+    def structure(self) -> Structure:
+        return self.coupling.structure(self.widths)
+
+    @property
+    def n_inducing(self) -> int:
+        return int(self.mean.shape[1])
+
+    @property
+    def n_parameters(self) -> int:
+        return self.structure.n_parameters(self.n_inducing)
+
+    @classmethod
+    @wide_scope
+    def from_dense(
+        cls, coupling: str | Coupling, widths: Iterable[int], mean: ArrayLike, factor: ArrayLike
+    ) -> Posterior:
+        """A posterior from its mean (T, M) and its dense lower-triangular factor (T·M, T·M)."""
+        coupling, widths = as_coupling(coupling), check_widths(widths)
+        structure = coupling.structure(widths)
+        m, C = np.asarray(mean, np.float64), np.asarray(factor, np.float64)
+        n_gps = len(structure.gps)
+        if m.ndim != 2 or m.shape[0] != n_gps or m.shape[1] < 1:
+            raise InputError(f"mean must have shape ({n_gps}, M) for widths {widths}; got {m.shape}.")
+        M = m.shape[1]
+        if C.shape != (n_gps * M, n_gps * M):
+            raise InputError(f"factor must have shape ({n_gps * M}, {n_gps * M}), T·M in each axis; got {C.shape}.")
+        if not (np.isfinite(m).all() and np.isfinite(C).all()):
+            raise InputError("mean and factor must be finite: they hold NaN or infinity.")
+        grid = C.reshape(n_gps, M, n_gps, M).transpose(0, 2, 1, 3)
+        _check_pattern(grid, structure)
+        blocks = np.stack([grid[pair] for pair in structure.blocks])
+        return cls(coupling=coupling, widths=widths, mean=as_array(m), blocks=as_array(blocks))
+
+    @classmethod
+    def initial(
+        cls,
+        coupling: str | Coupling,
+        widths: Iterable[int],
+        n_inducing: int,
+        hidden_scale: float = 1e-5,
+        output_scale: float = 1.0,
+    ) -> Posterior:
+        """Where training starts: mean zero, small hidden factors, output factor at the prior, no coupling yet."""
+        coupling, widths = as_coupling(coupling), check_widths(widths)
+        structure = coupling.structure(widths)
+        blocks = np.zeros((len(structure.blocks), n_inducing, n_inducing))
+        for gp in structure.gps:
+            is_output = gp.layer == len(widths) - 1
+            place = structure.block_index[gp.index, gp.index]
+            blocks[place] = np.eye(n_inducing) * (output_scale if is_output else hidden_scale)
+        mean = as_array(np.zeros((len(structure.gps), n_inducing)))
+        return cls(coupling=coupling, widths=widths, mean=mean, blocks=as_array(blocks))
+
+    @classmethod
+    def prior(cls, coupling: str | Coupling, widths: Iterable[int], n_inducing: int) -> Posterior:
+        """The posterior that equals the prior, N(0, I)."""
+        return cls.initial(coupling, widths, n_inducing, hidden_scale=1.0)
+
+    @wide_scope
+    def to(self, coupling: str | Coupling) -> Posterior:
+        """The same distribution in a coupling that contains this one, with the new blocks at zero (a warm start)."""
+        coupling = as_coupling(coupling)
+        target = coupling.structure(self.widths)
+        if not target.contains(self.structure):
+            raise CouplingError(
+                f"{coupling} does not contain {self.coupling}: a posterior can only be converted to a coupling with "
+                "at least the same blocks, as in MF -> STAR -> FC."
+            )
+        M = self.n_inducing
+        places = np.array([target.block_index[pair] for pair in self.structure.blocks])
+        blocks = jnp.zeros((len(target.blocks), M, M), self.blocks.dtype).at[places].set(self.blocks)
+        return Posterior(coupling=coupling, widths=self.widths, mean=self.mean, blocks=blocks)
+
+    def factor_blocks(self) -> Float[Array, "B M M"]:
+        """The blocks C[i, k], with zeros above the diagonal of the diagonal ones."""
+        diagonal = np.array([i == k for i, k in self.structure.blocks])
+        keep = np.tril(np.ones((self.n_inducing, self.n_inducing), bool)) | ~diagonal[:, None, None]
+        return jnp.where(keep, self.blocks, 0.0)
+
+    def moments(self) -> tuple[Float[Array, "T M"], tuple[Float[Array, "M _"], ...]]:
+        structure, C = self.structure, self.factor_blocks()
+        return self.mean, tuple(_covariance_row(C, structure, j) for j in range(len(structure.gps)))
+
+    def kl(self) -> Float[Array, ""]:
+        # KL = ½ (|m|² + Σ |C[i, k]|² - T M) - Σ log |diag C[i, i]|
+        C = self.factor_blocks()
+        places = np.array([self.structure.block_index[gp.index, gp.index] for gp in self.structure.gps])
+        diagonal = jnp.diagonal(C[places], axis1=1, axis2=2)
+        squares = jnp.sum(self.mean**2) + jnp.sum(C**2) - self.mean.size
+        return 0.5 * squares - jnp.sum(jnp.log(jnp.abs(diagonal)))
+
+    def factor(self) -> Float[Array, "TM TM"]:
+        n_gps, M = self.mean.shape
+        rows, columns = np.array(self.structure.blocks).T
+        grid = jnp.zeros((n_gps, n_gps, M, M), self.blocks.dtype).at[rows, columns].set(self.factor_blocks())
+        return grid.transpose(0, 2, 1, 3).reshape(n_gps * M, n_gps * M)
+
+    def sample(self, key: PRNGKeyArray, n_samples: int) -> Float[Array, "S T M"]:
+        # v_i = m_i + Σ_{k ≤ i} C[i, k] z_k
+        noise = jax.random.normal(key, (n_samples, *self.mean.shape), self.mean.dtype)
+        rows, columns = np.array(self.structure.blocks).T
+        steps = jnp.einsum("bac,sbc->sba", self.factor_blocks(), noise[:, columns])
+        return self.mean + jnp.zeros_like(noise).at[:, rows].add(steps)
+
+
+def _covariance_row(C: Float[Array, "B M M"], structure: Structure, j: int) -> Float[Array, "M _"]:
+    """S[j, i] = Σ_{k ≤ i, k ≤ j} C[j, k] C[i, k]ᵀ for all partners i of j, as few wide products as possible."""
+    M = C.shape[1]
+    shared: dict[tuple[int, ...], list[int]] = {}
+    for i in structure.partners[j]:
+        common = tuple(k for k in structure.predecessors[j] if k in structure.predecessors[i])
+        shared.setdefault(common, []).append(i)
+    pieces: dict[int, Array] = {}
+    for common, partners in shared.items():
+        left = C[np.array([structure.block_index[j, k] for k in common])]
+        right = C[np.array([[structure.block_index[i, k] for i in partners] for k in common])]
+        wide = jnp.einsum("kac,kibc->aib", left, right)
+        pieces |= {i: wide[:, place] for place, i in enumerate(partners)}
+        if len(shared) == 1:
+            return wide.reshape(M, len(partners) * M)
+    return jnp.concatenate([pieces[i] for i in structure.partners[j]], axis=1)
+
+
+def _check_pattern(grid: Float[np.ndarray, "T T M M"], structure: Structure) -> None:
+    """Refuse a dense factor with numbers outside its coupling's blocks, or with a zero on its diagonal."""
+    for i, k in np.argwhere(np.any(grid != 0.0, axis=(2, 3))).tolist():
+        if (i, k) not in structure.block_index:
+            raise CouplingError(
+                f"factor has non-zero numbers in block ({i}, {k}), which the coupling does not have. Use a coupling in "
+                f"which GP {k} precedes GP {i}, or set the block to zero."
+            )
+    for i in range(len(grid)):
+        if np.any(np.triu(grid[i, i], 1)):
+            raise InputError(
+                f"the diagonal block of GP {i} is not lower triangular: pass the Cholesky factor of the covariance, "
+                "numpy.linalg.cholesky(S)."
+            )
+        if np.any(np.diagonal(grid[i, i]) == 0.0):
+            raise InputError(f"the diagonal block of GP {i} has a zero on its diagonal: the covariance is singular.")
+
+
+def prior_distance(mean: Float[Array, "T M"], factor: Float[Array, "TM TM"]) -> Float[Array, ""]:
+    """KL[N(m, C Cᵀ) || N(0, I)] from a dense factor of any shape."""
+    log_determinant = jnp.linalg.slogdet(factor)[1]
+    return 0.5 * (jnp.sum(mean**2) + jnp.sum(factor**2) - math.prod(mean.shape)) - log_determinant
