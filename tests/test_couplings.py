@@ -30,18 +30,7 @@ from structured_dgp.exceptions import CouplingError, InputError
 
 Pattern = NDArray[np.bool_]
 
-WIDTHS: list[Widths] = [
-    (1,),
-    (3,),
-    (1, 1),
-    (2, 2),
-    (5, 5, 1),
-    (2, 2, 1),
-    (3, 1, 2),
-    (1, 3, 2),
-    (2, 3, 3, 1),
-    (2, 1, 2, 2, 2),
-]
+WIDTHS: list[Widths] = [(1,), (3,), (2, 2), (5, 5, 1), (3, 1, 2), (1, 3, 2), (2, 3, 3, 1), (2, 1, 2, 2, 2)]
 
 
 @dataclass(frozen=True)
@@ -133,7 +122,7 @@ def test_blocks_are_the_closed_relation(case: str, widths: Widths) -> None:
 def test_views_of_the_blocks_agree(case: str, widths: Widths) -> None:
     structure = CASES[case][0].structure(widths)
     pattern = pattern_of(structure)
-    assert [tuple(gp[:2]) for gp in structure.gps] == dense.gp_labels(widths)
+    assert [(gp.layer, gp.position) for gp in structure.gps] == dense.gp_labels(widths)
     assert [gp.index for gp in structure.gps] == list(range(sum(widths)))
     assert [[structure.gps[i].layer for i in layer] for layer in structure.layers] == [
         [layer] * width for layer, width in enumerate(widths)
@@ -142,6 +131,7 @@ def test_views_of_the_blocks_agree(case: str, widths: Widths) -> None:
     for i in range(sum(widths)):
         assert structure.predecessors[i] == tuple(np.flatnonzero(pattern[i]).tolist())
         assert structure.predecessors[i][-1] == i
+        assert structure.successors[i] == tuple(np.flatnonzero(pattern[:, i]).tolist())
         assert structure.partners[i] == tuple(j for j in range(i, sum(widths)) if structure.covariance[j, i])
 
 

@@ -12,6 +12,7 @@ from structured_dgp.exceptions import (
     StructuredDGPError,
     StructuredDGPWarning,
 )
+from structured_dgp.initial import initial_model
 from structured_dgp.kernels import RBF
 from structured_dgp.likelihoods import Gaussian
 from structured_dgp.model import DeepGP
@@ -21,3 +22,27 @@ from structured_dgp.prediction import Mixture
 from structured_dgp.propagation import Layer, Outputs
 
 __version__ = version("structured-dgp")
+
+__all__ = [
+    "RBF",
+    "Chain",
+    "CholeskyError",
+    "CouplingError",
+    "DeepGP",
+    "DensePosterior",
+    "FactorRule",
+    "Fixed",
+    "Gaussian",
+    "InputError",
+    "Layer",
+    "Mixture",
+    "NumericalError",
+    "Outputs",
+    "Posterior",
+    "StructuredDGPError",
+    "StructuredDGPWarning",
+    "couplings",
+    "initial_model",
+    "kernels",
+    "likelihoods",
+]

@@ -95,6 +95,14 @@ class Structure:
         return tuple(map(tuple, rows))
 
     @functools.cached_property
+    def successors(self) -> tuple[tuple[int, ...], ...]:
+        """For each GP k, the i with a block C[i, k], ascending and starting with k itself."""
+        columns: list[list[int]] = [[] for _ in self.gps]
+        for i, k in self.blocks:
+            columns[k].append(i)
+        return tuple(map(tuple, columns))
+
+    @functools.cached_property
     def partners(self) -> tuple[tuple[int, ...], ...]:
         """For each GP j, the i ≥ j whose covariance block S[i, j] can be non-zero, starting with j itself."""
         columns = np.tril(self.covariance).T

@@ -10,16 +10,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
-from scipy.special import erf, gammaincc, gammaln, ndtr, ndtri, stdtr, stdtrit, wrightomega, xlog1py, xlogy
+from scipy.special import betaln, erf, gammaincc, gammaln, ndtr, ndtri, stdtr, stdtrit, wrightomega, xlog1py, xlogy
 
 from structured_dgp.exceptions import InputError
 
 TINY, LARGE = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)
+RATES = (TINY, 1e100)  # of Poisson counts
 
 FloatArray = Float[NDArray[np.float64], "..."]
 Limits = dict[str, tuple[float, float]]
@@ -43,8 +44,7 @@ def _gamma_nodes(df: float, lowest: float) -> Nodes:
 
     The points cover all but exp(-32) of the probability, and go on down to ``lowest``, or for 400 points.
     """
-    step = min(0.35, 0.8 * np.sqrt(2.0 / df))
-    t = step * np.arange(-400.0, np.ceil((1.0 + np.log1p(66.0 / df)) / step))
+    t = min(0.35, 0.8 * np.sqrt(2.0 / df)) * np.arange(-400.0, 401.0)
     # log p(t) = ν/2 (t - exp t + 1) + constant
     log_w = 0.5 * df * (t - np.expm1(t))
     keep = (log_w > -32.0) | ((t < 0.0) & (t >= lowest))
@@ -74,7 +74,7 @@ class Family(ABC):
             raise InputError(f"{type(self).__name__} needs arrays of shape (K, n, P) or (K, n), K ≥ 1; got {shape}.")
         for name, array in arrays.items():
             low, high = self.limits[name]
-            if array.size and not (array.min() >= low and array.max() <= high):
+            if array.size and not (float(array.min()) >= low and float(array.max()) <= high):
                 raise InputError(
                     f"{name} of {type(self).__name__} must lie in [{low:.3g}, {high:.3g}] and not be NaN; "
                     f"it spans [{array.min():.3g}, {array.max():.3g}]."
@@ -90,16 +90,18 @@ class Family(ABC):
     def arrays(self) -> dict[str, FloatArray]:
         return {name: getattr(self, name) for name in self.limits}
 
-    def __getitem__(self, index: Any) -> Self:
+    def __getitem__(self, index: Any) -> Family:
         """The distributions of some entries, in float64; ``index`` addresses the axes after K."""
         part = object.__new__(type(self))
         where = (slice(None), *(index if isinstance(index, tuple) else (index,)))
         taken = {name: array[where].astype(np.float64, copy=False) for name, array in self.arrays().items()}
+        for array in taken.values():
+            array.flags.writeable = False
         for each in fields(self):
             object.__setattr__(part, each.name, taken.get(each.name, getattr(self, each.name)))
         return part
 
-    def pick(self, which: Int[np.ndarray, "S ..."]) -> Self:
+    def pick(self, which: Int[np.ndarray, "S ..."]) -> Family:
         """Component ``which`` of each entry, S times."""
         return replace(self, **{k: np.take_along_axis(v, which, axis=0) for k, v in self.arrays().items()})
 
@@ -128,7 +130,7 @@ class Family(ABC):
         """One value of each distribution."""
 
     @abstractmethod
-    def rescale(self, scale: FloatArray, shift: FloatArray) -> Self:
+    def rescale(self, scale: FloatArray, shift: FloatArray) -> Family:
         """The distributions of scale · value + shift."""
 
 
@@ -149,7 +151,7 @@ class Discrete(Family):
         low = np.floor(mean - np.sqrt(var * (1.0 - q) / q)) - 1.0
         return np.maximum(low, -1.0), np.ceil(mean + np.sqrt(var * q / (1.0 - q)))
 
-    def rescale(self, scale: FloatArray, shift: FloatArray) -> Self:
+    def rescale(self, scale: FloatArray, shift: FloatArray) -> Family:
         raise InputError(f"{type(self).__name__} counts have no units: only continuous predictions can be rescaled.")
 
 
@@ -191,7 +193,7 @@ class Normal(Continuous):
     def sample(self, rng: np.random.Generator) -> FloatArray:
         return rng.normal(self.mean, np.sqrt(self.var))
 
-    def rescale(self, scale: FloatArray, shift: FloatArray) -> Self:
+    def rescale(self, scale: FloatArray, shift: FloatArray) -> Family:
         return replace(self, mean=scale * self.mean + shift, var=scale**2 * self.var)
 
     def extent(self) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -239,14 +241,15 @@ class StudentT(Continuous):
             # a residual r is most likely to come from g near s²/r²
             farthest = np.max(np.abs(y - self.loc) / self.scale, initial=1.0)
             return _log_average(self.parts(lowest=-2.0 * np.log(farthest) - 3.0 - 40.0 / (1.0 + self.df)), y)
-        nu = self.df
-        constant = gammaln(0.5 * nu + 0.5) - gammaln(0.5 * nu) - 0.5 * np.log(np.pi * nu)
-        # log Γ((ν+1)/2) - log Γ(ν/2) - ½ log πν - log s - (ν+1)/2 log(1 + z²/ν)
-        z = (y - self.loc) / self.scale
+        nu, z = self.df, (y - self.loc) / self.scale
+        # -log B(ν/2, ½) - ½ log ν - log s - (ν+1)/2 log(1 + z²/ν)
+        constant = -betaln(0.5 * nu, 0.5) - 0.5 * np.log(nu)
         value: FloatArray = constant - np.log(self.scale) - (0.5 * nu + 0.5) * np.log1p(z**2 / nu)
         return value
 
     def distance(self, y: FloatArray) -> FloatArray:
+        if self.df <= 1.0:
+            raise InputError(f"the CRPS needs a finite mean, so df > 1; got df={self.df}. Use log_prob instead.")
         if self.var.any():
             return _average(self.parts(), lambda part: part.distance(y))
         z, density = (y - self.loc) / self.scale, np.exp(self.log_prob(y))
@@ -266,13 +269,11 @@ class StudentT(Continuous):
     def sample(self, rng: np.random.Generator) -> FloatArray:
         return rng.normal(self.loc, np.sqrt(self.var)) + self.scale * rng.standard_t(self.df, self.shape)
 
-    def rescale(self, scale: FloatArray, shift: FloatArray) -> Self:
+    def rescale(self, scale: FloatArray, shift: FloatArray) -> Family:
         size = np.abs(scale)
         return replace(self, loc=scale * self.loc + shift, scale=size * self.scale, var=size**2 * self.var)
 
     def extent(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        if self.df <= 1.0:
-            raise InputError(f"the CRPS needs a finite mean, so df > 1; got df={self.df}. Use log_prob instead.")
         # beyond r, ∫ (1 - F) falls as r^(1-ν)
         reach = max(10.0 ** min(12.0 / (self.df - 1.0), 200.0), -stdtrit(self.df, 1e-14))
         std = np.sqrt(self.var)
@@ -310,13 +311,13 @@ class Bernoulli(Discrete):
 class Poisson(Discrete):
     """Counts with rate · exp(ε) events expected, ε ~ N(0, log_var).
 
-    With log_var > 0, log probabilities have an error near 1e-9; the CDF too while √(rate · log_var) < 10 and
-    log_var < 0.5, and 1e-4 at worst. With log_var = 0, both are exact.
+    With log_var = 0, exact. Otherwise log probabilities have an error near 1e-9 (log_var < 1), and so has the CDF
+    while √(rate · log_var) < 5 and log_var < 0.5; it is below 1e-4 beyond.
     """
 
     rate: FloatArray
     log_var: FloatArray = field(default_factory=lambda: np.zeros(()))
-    limits: ClassVar[Limits] = {"rate": (TINY, 1e100), "log_var": (0.0, 100.0)}
+    limits: ClassVar[Limits] = {"rate": RATES, "log_var": (0.0, 100.0)}
 
     def parts(self) -> Iterator[tuple[float, Poisson]]:
         """Given ε, the counts have rate · exp(ε)."""
@@ -324,7 +325,7 @@ class Poisson(Discrete):
         # as a function of ε, the CDF at a count near λ varies over lengths 1/√λ
         roughness = float(np.max(std * np.sqrt(self.rate) * np.exp(std), initial=0.0))
         for z, weight in zip(*normal_nodes(roughness), strict=True):
-            yield np.log(weight), Poisson(np.clip(self.rate * np.exp(std * z), TINY, 1e100))
+            yield np.log(weight), Poisson(np.clip(self.rate * np.exp(std * z), *RATES))
 
     def moments(self) -> tuple[FloatArray, FloatArray]:
         # E = λ exp(v/2), Var = E + E² (exp v - 1)

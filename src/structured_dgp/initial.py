@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 
 from structured_dgp.couplings import Coupling, check_widths
 from structured_dgp.exceptions import InputError
@@ -68,8 +70,10 @@ def initial_inducing(x: Float[np.ndarray, "n D"], n_inducing: int, seed: int = 0
     if len(different) <= n_inducing:
         return different
     search = KMeans(n_inducing, n_init=1, max_iter=KMEANS_STEPS, random_state=int(rng.integers(2**31)))
-    # Rows that differ by rounding only would leave clusters empty: fall back on different rows themselves.
-    centres = np.unique(search.fit(different).cluster_centers_, axis=0)
+    with warnings.catch_warnings():
+        # Rows that differ by rounding only leave clusters empty: these fall back on different rows themselves.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        centres = np.unique(search.fit(different).cluster_centers_, axis=0)
     spare = different[rng.permutation(len(different))[: n_inducing - len(centres)]]
     return np.concatenate([centres, spare])
 

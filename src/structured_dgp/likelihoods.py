@@ -15,7 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import gammaln
+from jax.scipy.special import betaln, gammaln
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from numpy.typing import NDArray
 from scipy.special import expit
@@ -23,7 +23,6 @@ from scipy.special import expit
 from structured_dgp import families
 from structured_dgp.exceptions import InputError
 from structured_dgp.families import normal_nodes
-from structured_dgp.kernels import safe_sqrt
 from structured_dgp.parameters import Fixed, Positive
 from structured_dgp.precision import wide_scope
 from structured_dgp.prediction import Mixture, row_chunks
@@ -32,6 +31,7 @@ POINTS = 20  # of the Gauss-Hermite rule, where an expectation has no closed for
 
 Means = Float[Array, "R n P"]
 Covariances = Float[Array, "R n P P"]
+Points = Float[Array, "Q R n P"]
 
 
 class Likelihood(eqx.Module):
@@ -55,18 +55,15 @@ class Likelihood(eqx.Module):
 
 
 def gauss_hermite(
-    function: Callable[[Means], Means], mean: Means, var: Float[Array, "R n P"], n_points: int
+    function: Callable[[Points], Points], mean: Means, var: Float[Array, "R n P"], n_points: int
 ) -> Float[Array, "R n P"]:
-    """E[function(f)] over f ~ N(mean, var), each entry on its own.
-
-    Points come in pairs mean ± t, whose gradients with respect to t cancel exactly as var → 0.
-    """
+    """E[function(f)] over f ~ N(mean, var), each entry on its own."""
     points, weights = np.polynomial.hermite_e.hermegauss(n_points)
-    weights = np.where(points == 0.0, 0.5, 1.0) * weights / math.sqrt(2.0 * math.pi)
-    z, w = (jnp.asarray(a[n_points // 2 :], mean.dtype) for a in (points, weights))
-    t = jnp.multiply.outer(z, safe_sqrt(var))
+    z, w = jnp.asarray(points, mean.dtype), jnp.asarray(weights / weights.sum(), mean.dtype)
+    # The variance added is invisible in the value and keeps the derivative with respect to var at var = 0.
+    std = jnp.sqrt(jnp.where(var >= 0.0, var, 0.0) + float(np.finfo(mean.dtype).eps) ** 1.5)
     # Σ_q w_q g(μ + σ z_q)
-    return jnp.tensordot(w, function(mean + t) + function(mean - t), axes=1)
+    return jnp.tensordot(w, function(mean + jnp.multiply.outer(z, std)), axes=1)
 
 
 @final
@@ -82,6 +79,7 @@ class Gaussian(Likelihood):
     def variance(self) -> Float[Array, "..."]:
         return self._variance.value
 
+    @wide_scope
     def expected_log_prob(self, y: Float[Array, "n P"], mean: Means, cov: Covariances) -> Float[Array, "R n"]:
         var, noise = _diagonal(cov), _like(self.variance, mean)
         # -½ (log 2πσ² + ((y - μ)² + v)/σ²)
@@ -126,14 +124,15 @@ class StudentT(Likelihood):
     def df(self) -> Float[Array, ""]:
         return self._df.value
 
+    @wide_scope
     def expected_log_prob(self, y: Float[Array, "n P"], mean: Means, cov: Covariances) -> Float[Array, "R n"]:
         scale, nu = _like(self.scale, mean), _like(self.df, mean)
 
-        def tail(f: Means) -> Means:
+        def tail(f: Points) -> Points:
             return jnp.log1p(((y - f) / scale) ** 2 / nu)
 
-        # log Γ((ν+1)/2) - log Γ(ν/2) - ½ log πν - log s - (ν+1)/2 E[log(1 + ((y - f)/s)²/ν)]
-        constant = gammaln(0.5 * nu + 0.5) - gammaln(0.5 * nu) - 0.5 * jnp.log(math.pi * nu) - jnp.log(scale)
+        # -log B(ν/2, ½) - ½ log ν - log s - (ν+1)/2 E[log(1 + ((y - f)/s)²/ν)]
+        constant = -betaln(0.5 * nu, 0.5) - 0.5 * jnp.log(nu) - jnp.log(scale)
         expected = gauss_hermite(tail, mean, _diagonal(cov), self.n_points)
         return jnp.sum(constant - (0.5 * nu + 0.5) * expected, axis=-1)
 
@@ -162,11 +161,13 @@ class Bernoulli(Likelihood):
     def __init__(self, n_points: int = POINTS) -> None:
         self.n_points = _checked_points(n_points)
 
+    @wide_scope
     def expected_log_prob(self, y: Float[Array, "n P"], mean: Means, cov: Covariances) -> Float[Array, "R n"]:
         # y μ - E[log(1 + exp f)]
         expected = gauss_hermite(jax.nn.softplus, mean, _diagonal(cov), self.n_points)
         return jnp.sum(y * mean - expected, axis=-1)
 
+    @wide_scope
     def predictive(self, mean: Float[np.ndarray, "R n P"], cov: Float[np.ndarray, "R n P P"]) -> Mixture:
         std = np.sqrt(_variances(cov))
         p = np.zeros((1, *mean.shape[1:]))
@@ -176,6 +177,7 @@ class Bernoulli(Likelihood):
                 p[0, rows] += weight * expit(mean[:, rows] + std[:, rows] * point).mean(axis=0)
         return Mixture(families.Bernoulli(np.clip(p, 0.0, 1.0)))
 
+    @wide_scope
     def sample(self, key: PRNGKeyArray, f: Float[Array, "*batch P"]) -> Float[Array, "*batch P"]:
         return jax.random.bernoulli(key, jax.nn.sigmoid(f)).astype(f.dtype)
 
@@ -192,15 +194,18 @@ class Bernoulli(Likelihood):
 class Poisson(Likelihood):
     """y is a count with exp(f) events expected."""
 
+    @wide_scope
     def expected_log_prob(self, y: Float[Array, "n P"], mean: Means, cov: Covariances) -> Float[Array, "R n"]:
         # y μ - exp(μ + v/2) - log y!
         return jnp.sum(y * mean - jnp.exp(mean + 0.5 * _diagonal(cov)) - gammaln(y + 1.0), axis=-1)
 
+    @wide_scope
     def predictive(self, mean: Float[np.ndarray, "R n P"], cov: Float[np.ndarray, "R n P P"]) -> Mixture:
         with np.errstate(over="ignore", under="ignore"):
             rate = np.maximum(np.exp(mean), families.TINY)
         return Mixture(families.Poisson(rate, _variances(cov)))
 
+    @wide_scope
     def sample(self, key: PRNGKeyArray, f: Float[Array, "*batch P"]) -> Float[Array, "*batch P"]:
         return jax.random.poisson(key, jnp.exp(f)).astype(f.dtype)
 

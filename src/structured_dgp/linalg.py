@@ -35,6 +35,7 @@ def jittered_cholesky(K: Float[Array, "M M"], jitter: ArrayLike) -> tuple[Float[
     The first attempt adds exactly ``jitter``; later ones scale it with the mean of the diagonal of K.
     """
     scale = jnp.maximum(jnp.mean(jnp.diagonal(K)), 1.0)
+    smallest = jnp.maximum(jitter, jnp.finfo(K.dtype).eps)  # a smaller one, such as 0, would not grow
     eye = jnp.eye(K.shape[0], dtype=K.dtype)
 
     def attempt(amount: Float[Array, ""]) -> Float[Array, "M M"]:
@@ -47,12 +48,13 @@ def jittered_cholesky(K: Float[Array, "M M"], jitter: ArrayLike) -> tuple[Float[
 
     def escalate(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         _, _, tries = state
-        amount = scale * jnp.asarray(jitter * 10.0 ** (tries + 1), K.dtype)
+        amount = scale * jnp.asarray(smallest * 10.0 ** (tries + 1), K.dtype)
         return attempt(amount), amount, tries + 1
 
     first = jnp.asarray(jitter, K.dtype)
     L, used, _ = jax.lax.while_loop(failed, escalate, (attempt(first), first, jnp.asarray(0)))
-    return L, used
+    # Some LAPACKs factorise an infinite diagonal without complaint.
+    return jnp.where(jnp.isfinite(scale), L, jnp.nan), used
 
 
 @jax.custom_vjp

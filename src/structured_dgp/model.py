@@ -287,6 +287,11 @@ def _prepared(model: DeepGP) -> tuple[PreparedLayer, ...]:
     return prepare(model.layers, model.posterior, model.jitter, model.precision)
 
 
+def samples_first(out: Outputs) -> Outputs:
+    """The same outputs with the sample axis first."""
+    return jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), out)
+
+
 @eqx.filter_jit
 def _kl(model: DeepGP) -> Float[Array, ""]:
     return model.posterior.kl()
@@ -294,7 +299,7 @@ def _kl(model: DeepGP) -> Float[Array, ""]:
 
 @eqx.filter_jit
 def _propagate(model: DeepGP, x: Float[Array, "n D"], eps: Float[Array, "R n T_hidden"]) -> Outputs:
-    return propagate(_prepared(model), model.posterior.structure, x, eps)
+    return samples_first(propagate(_prepared(model), model.posterior.structure, x, jnp.swapaxes(eps, 0, 1)))
 
 
 @eqx.filter_jit
@@ -319,7 +324,7 @@ def data_term(
     def tile_value(shared: tuple[tuple[PreparedLayer, ...], Likelihood], tile: tuple[Array, ...]) -> Float[Array, ""]:
         prepared, likelihood = shared
         x, y, eps, weight = tile
-        out = propagate(prepared, structure, x, jnp.swapaxes(eps, 0, 1))
+        out = samples_first(propagate(prepared, structure, x, eps))
         return jnp.sum(likelihood.expected_log_prob(y, out.mean, out.cov) * weight) / n_samples
 
     weight = jnp.ones(n_rows, x.dtype)
@@ -339,8 +344,8 @@ def _predict(
     tiles, rows = split_rows(x.shape[0], eps.shape[0], PREDICTION_TILE)
 
     def one(tile: Float[Array, "rows D"]) -> tuple[Array, Array]:
-        out = propagate(prepared, structure, tile, jnp.broadcast_to(eps[:, None], (eps.shape[0], rows, eps.shape[1])))
-        return jnp.swapaxes(out.mean, 0, 1), jnp.swapaxes(out.cov, 0, 1)
+        out = propagate(prepared, structure, tile, jnp.broadcast_to(eps, (rows, *eps.shape)))
+        return out.mean, out.cov
 
     mean, cov = jax.lax.map(one, to_tiles(x, tiles, rows))
     mean, cov = (a.reshape(tiles * rows, *a.shape[2:])[: x.shape[0]] for a in (mean, cov))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -10,9 +11,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
-from structured_dgp.couplings import Coupling, Structure, Widths, as_coupling, check_widths
+from structured_dgp.couplings import Coupling, Pair, Structure, Widths, as_coupling, check_widths
 from structured_dgp.exceptions import CouplingError, InputError
 from structured_dgp.precision import as_array, wide_scope
 
@@ -154,16 +155,10 @@ class Posterior(AbstractPosterior):
         return jnp.where(keep, self.blocks, 0.0)
 
     def moments(self) -> tuple[Float[Array, "T M"], tuple[Float[Array, "M _"], ...]]:
-        structure, C = self.structure, self.factor_blocks()
-        return self.mean, tuple(_covariance_row(C, structure, j) for j in range(len(structure.gps)))
+        return self.mean, covariance_rows(self.structure, self.factor_blocks())
 
     def kl(self) -> Float[Array, ""]:
-        # KL = ½ (|m|² + Σ |C[i, k]|² - T M) - Σ log |diag C[i, i]|
-        C = self.factor_blocks()
-        places = np.array([self.structure.block_index[gp.index, gp.index] for gp in self.structure.gps])
-        diagonal = jnp.diagonal(C[places], axis1=1, axis2=2)
-        squares = jnp.sum(self.mean**2) + jnp.sum(C**2) - self.mean.size
-        return 0.5 * squares - jnp.sum(jnp.log(jnp.abs(diagonal)))
+        return factor_kl(self.structure, self.mean, self.factor_blocks())
 
     def factor(self) -> Float[Array, "TM TM"]:
         n_gps, M = self.mean.shape
@@ -179,22 +174,83 @@ class Posterior(AbstractPosterior):
         return self.mean + jnp.zeros_like(noise).at[:, rows].add(steps)
 
 
-def _covariance_row(C: Float[Array, "B M M"], structure: Structure, j: int) -> Float[Array, "M _"]:
-    """S[j, i] = Σ_{k ≤ i, k ≤ j} C[j, k] C[i, k]ᵀ for all partners i of j, as few wide products as possible."""
-    M = C.shape[1]
-    shared: dict[tuple[int, ...], list[int]] = {}
-    for i in structure.partners[j]:
-        common = tuple(k for k in structure.predecessors[j] if k in structure.predecessors[i])
-        shared.setdefault(common, []).append(i)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def covariance_rows(structure: Structure, C: Float[Array, "B M M"]) -> tuple[Float[Array, "M _"], ...]:
+    """For each GP j, S[j, i] = Σ_{k ≤ i, k ≤ j} C[j, k] C[i, k]ᵀ for all its partners i ≥ j, side by side."""
+    return tuple(_covariance_row(structure, C, j) for j in range(len(structure.gps)))
+
+
+def _covariance_row(structure: Structure, C: Float[Array, "B M M"], j: int) -> Float[Array, "M _"]:
+    partners, M = structure.partners[j], C.shape[1]
+    by_shared: dict[tuple[int, ...], list[int]] = {}
+    for i in partners:
+        shared = tuple(k for k in structure.predecessors[j] if k in structure.predecessors[i])
+        by_shared.setdefault(shared, []).append(i)
     pieces: dict[int, Array] = {}
-    for common, partners in shared.items():
-        left = C[np.array([structure.block_index[j, k] for k in common])]
-        right = C[np.array([[structure.block_index[i, k] for i in partners] for k in common])]
+    for shared, group in by_shared.items():
+        left = C[_places(structure, [(j, k) for k in shared])]
+        right = C[_places(structure, [(i, k) for k in shared for i in group])].reshape(len(shared), len(group), M, M)
         wide = jnp.einsum("kac,kibc->aib", left, right)
-        pieces |= {i: wide[:, place] for place, i in enumerate(partners)}
-        if len(shared) == 1:
+        pieces |= {i: wide[:, place] for place, i in enumerate(group)}
+        if len(by_shared) == 1:
             return wide.reshape(M, len(partners) * M)
-    return jnp.concatenate([pieces[i] for i in structure.partners[j]], axis=1)
+    return jnp.concatenate([pieces[i] for i in partners], axis=1)
+
+
+def _covariance_forward(structure: Structure, C: Array) -> tuple[tuple[Array, ...], Array]:
+    return covariance_rows(structure, C), C
+
+
+def _covariance_backward(structure: Structure, C: Array, gradients: tuple[Array, ...]) -> tuple[Array]:
+    """With Ĝ the gradient of S, both triangles added: dC[U, k] = Ĝ[U, U] C[U, k] for the GPs U that k precedes.
+
+    Any two GPs in U share the predecessor k, so every block Ĝ[U, U] exists.
+    """
+    M = C.shape[1]
+    below = jnp.concatenate([g.reshape(M, -1, M).transpose(1, 2, 0) for g in gradients])  # G[i, j], i ≥ j
+    pairs = [(i, j) for j, partners in enumerate(structure.partners) for i in partners]
+    place = {pair: index for index, pair in enumerate(pairs)}
+    on_diagonal = np.array([i == j for i, j in pairs])
+    below = jnp.where(on_diagonal[:, None, None], below + below.transpose(0, 2, 1), below)
+    both = jnp.concatenate([below, below.transpose(0, 2, 1)])
+    columns: list[Array] = []
+    order: list[Pair] = []
+    for k in range(len(structure.gps)):
+        above = structure.successors[k]
+        index = np.array([[place[i, j] if i >= j else place[j, i] + len(pairs) for j in above] for i in above])
+        panel = C[_places(structure, [(i, k) for i in above])]
+        columns.append(jnp.einsum("ijab,jbc->iac", both[index], panel))
+        order += [(i, k) for i in above]
+    return (jnp.concatenate(columns)[np.argsort(_places(structure, order))],)
+
+
+covariance_rows.defvjp(_covariance_forward, _covariance_backward)
+
+
+def _places(structure: Structure, pairs: Iterable[Pair]) -> Int[np.ndarray, " n"]:
+    """Where the blocks (i, k) stand in the array of blocks."""
+    return np.array([structure.block_index[pair] for pair in pairs])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def factor_kl(structure: Structure, m: Float[Array, "T M"], C: Float[Array, "B M M"]) -> Float[Array, ""]:
+    """KL[N(m, C Cᵀ) || N(0, I)] = ½ (|m|² + Σ |C[i, k]|² - T M) - Σ log |diag C[i, i]|."""
+    places = _places(structure, [(gp.index, gp.index) for gp in structure.gps])
+    diagonal = jnp.diagonal(C[places], axis1=1, axis2=2)
+    return 0.5 * (jnp.sum(m**2) + jnp.sum(C**2) - m.size) - jnp.sum(jnp.log(jnp.abs(diagonal)))
+
+
+def _kl_forward(structure: Structure, m: Array, C: Array) -> tuple[Array, tuple[Array, Array]]:
+    return factor_kl(structure, m, C), (m, C)
+
+
+def _kl_backward(structure: Structure, residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    m, C = residuals
+    on_diagonal = np.array([i == k for i, k in structure.blocks])[:, None, None] & np.eye(m.shape[1], dtype=bool)
+    return g * m, g * (C - jnp.where(on_diagonal, 1.0 / jnp.where(on_diagonal, C, 1.0), 0.0))
+
+
+factor_kl.defvjp(_kl_forward, _kl_backward)
 
 
 def _check_pattern(grid: Float[np.ndarray, "T T M M"], structure: Structure) -> None:

@@ -15,9 +15,9 @@ order and keep the Cholesky factor c of S̃, one scalar at a time:
     f_i  = μ̃_i + Σ_{j≤i} c_ij ε_j
 
 This is Eqs. (muhatn) and (Sigmahatn) of the paper: with f = μ̃ + c ε, the solve S̃⁻¹(f - μ̃) collapses to reusing the
-same noise ε. No inverse, and no LAPACK call on tiny matrices: elementwise arithmetic over all points and samples at
-once, and only for the c_ij that the coupling's pattern leaves non-zero. The output layer is not sampled; its
-conditional mean and covariance are returned.
+same noise ε. No inverse, and no LAPACK call on tiny matrices: elementwise arithmetic over all points, samples
+and GPs of a layer at once, and only for the columns j that the coupling's pattern leaves non-zero. The output layer
+is not sampled; its conditional mean and covariance are returned.
 
 The heavy work is products of features (rows, M) with blocks S[j, i] (M, M). They are taken on the side of the lower
 layer, where first-layer features do not depend on the Monte-Carlo sample, and side by side for each pair of layers.
@@ -25,11 +25,12 @@ layer, where first-layer features do not depend on the Monte-Carlo sample, and s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from structured_dgp.couplings import Pair, Structure
@@ -38,9 +39,10 @@ from structured_dgp.linalg import whitener
 from structured_dgp.parameters import Constant, cast
 from structured_dgp.posterior import AbstractPosterior
 from structured_dgp.precision import Precision, as_array
+from structured_dgp.products import inner_products, matmul, quadratic_forms
 
-Scalars: TypeAlias = dict[Pair, Float[Array, "#R n"]]
-"""One number for each data point and sample, for each pair of latent GPs (i, j)."""
+Columns: TypeAlias = dict[int, Float[Array, "n #R T"]]
+"""For each earlier GP j, a number for every point, sample, and GP i of one layer; zero where the coupling has none."""
 
 VARIANCE_FLOOR = 1e-12  # a conditional variance below this is rounding error; keeps √ and its derivative finite
 
@@ -76,7 +78,7 @@ class PreparedLayer(eqx.Module):
 
 
 class Outputs(NamedTuple):
-    """What propagation returns for R samples of n points.
+    """What propagation returns for R samples of n points; the model's methods put the samples first.
 
     Attributes:
         hidden: what each hidden layer hands on, (R, n, T_l), mean function included.
@@ -84,9 +86,9 @@ class Outputs(NamedTuple):
         cov: their conditional covariance, (R, n, T_L, T_L).
     """
 
-    hidden: list[Float[Array, "R n _"]]
-    mean: Float[Array, "R n P"]
-    cov: Float[Array, "R n P P"]
+    hidden: list[Float[Array, "_ _ _"]]
+    mean: Float[Array, "_ _ P"]
+    cov: Float[Array, "_ _ P P"]
 
 
 def layer_pairs(structure: Structure, lower: int, upper: int) -> list[Pair]:
@@ -139,146 +141,157 @@ def propagate(
     prepared: tuple[PreparedLayer, ...],
     structure: Structure,
     x: Float[Array, "n D"],
-    eps: Float[Array, "R n T_hidden"],
+    eps: Float[Array, "n R T_hidden"],
 ) -> Outputs:
-    """Theorem 1 for all points and samples at once. First-layer quantities carry a sample axis of length one."""
-    n_samples, n_points = eps.shape[:2]
-    h = x[None]
+    """Theorem 1 for all points and samples at once; here, and in the result, samples are the second axis.
+
+    First-layer quantities do not depend on the sample: their sample axis has length one.
+    """
+    n_points, n_samples = eps.shape[:2]
+    h = x[:, None]
     hidden: list[Array] = []
-    products: dict[tuple[int, int], Float[Array, "#R n K M"]] = {}
-    c: Scalars = {}
+    products: dict[tuple[int, int], Float[Array, "n #R K M"]] = {}
+    factor: list[LayerFactor] = []
     for level, layer in enumerate(prepared):
-        gps = structure.layers[level]
         A = _features(layer, h)
-        mean = A @ layer.mean_weights
-        for upper, cross in layer.cross.items():
-            products[level, upper] = (A @ cross).reshape(*A.shape[:2], -1, A.shape[-1])
-        s = _covariances(layer, structure, level, h, A, products)
+        mean = _over_rows(matmul, A, layer.mean_weights)
         shift = 0.0 if layer.layer.mean is None else h @ layer.layer.mean.value
+        for upper, cross in layer.cross.items():
+            products[level, upper] = _over_rows(matmul, A, cross).reshape(*A.shape[:2], -1, A.shape[-1])
+        variance = _variances(layer, h, A)
+        covariance = _covariances(structure, level, A, products)
+        earlier = _earlier_columns(structure, level, covariance, factor)
+        # μ̂ = μ̃ + Σ_j c_ij ε_j over the GPs j of earlier layers
+        conditional_mean = mean + shift + _noise_terms(earlier, eps)
 
         if level == len(prepared) - 1:
-            c |= _cross_factor(structure, gps, s, c)
-            correction = _noise_terms(structure, gps, c, eps)
-            full = (n_samples, n_points, len(gps))
+            full = (n_points, n_samples, len(structure.layers[level]))
+            conditional_cov = _output_covariance(structure, variance, covariance, earlier)
             return Outputs(
                 hidden,
-                jnp.broadcast_to(mean + correction + shift, full),
-                jnp.broadcast_to(_output_covariance(structure, gps, s, c), (*full, len(gps))),
+                jnp.broadcast_to(conditional_mean, full),
+                jnp.broadcast_to(conditional_cov, (*full, full[-1])),
             )
 
-        c |= _factor(structure, gps, s, c)
-        h = mean + _noise_terms(structure, gps, c, eps) + shift
+        factor.append(_own_columns(structure, level, variance, covariance, earlier))
+        own = {j: column for j, column in factor[level].columns.items() if j not in earlier}
+        gps = structure.layers[level]
+        h = conditional_mean + _noise_terms(own, eps) + factor[level].diagonal * eps[..., gps.start : gps.stop]
         hidden.append(h)
     raise AssertionError("a model has at least one layer")
 
 
-def _features(layer: PreparedLayer, h: Float[Array, "R n D"]) -> Float[Array, "R n M"]:
+def _over_rows(function: Callable[..., Array], a: Float[Array, "n R M"], b: Array) -> Float[Array, "n R _"]:
+    """``function(a, b)`` with points and samples as the rows of one matrix."""
+    return function(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:2], -1)
+
+
+def _features(layer: PreparedLayer, h: Float[Array, "n R D"]) -> Float[Array, "n R M"]:
     """A = K_xz Wᵀ."""
-    K = layer.layer.kernel.cross(h.reshape(-1, h.shape[-1]), layer.layer.inducing)
-    return (K @ layer.whitener.T).reshape(*h.shape[:2], -1)
+    K = _over_rows(layer.layer.kernel.cross, h, layer.layer.inducing)
+    return _over_rows(matmul, K, layer.whitener.T)
+
+
+def _variances(layer: PreparedLayer, h: Float[Array, "n R D"], A: Float[Array, "n R M"]) -> Float[Array, "n R T"]:
+    """S̃_ii = k(x, x) + A_i · (S[i, i] - I) A_i."""
+    prior = layer.layer.kernel.diagonal(h.reshape(-1, h.shape[-1])).reshape(*h.shape[:2], 1)
+    return prior + _over_rows(quadratic_forms, A, layer.excess)
 
 
 def _covariances(
-    layer: PreparedLayer,
     structure: Structure,
     level: int,
-    h: Float[Array, "R n D"],
-    A: Float[Array, "R n M"],
-    products: dict[tuple[int, int], Float[Array, "#R n K M"]],
-) -> Scalars:
-    """S̃_ij for the GPs i of this layer and their partners j ≤ i."""
+    A: Float[Array, "n R M"],
+    products: dict[tuple[int, int], Float[Array, "n #R K M"]],
+) -> Columns:
+    """S̃_ij = A_i · (S[i, j] A_j) for the GPs i of this layer and their partners j < i."""
     gps = structure.layers[level]
-    prior = layer.layer.kernel.diagonal(h.reshape(-1, h.shape[-1])).reshape(h.shape[:2])
-    # S̃_ii = k(x, x) + A_i · (S[i, i] - I) A_i
-    quadratic = quadratic_forms(A.reshape(-1, A.shape[-1]), layer.excess).reshape(*A.shape[:2], len(gps))
-    s: Scalars = {(i, i): prior + quadratic[..., t] for t, i in enumerate(gps)}
+    columns: Columns = {}
     for lower in range(level + 1):
-        if (lower, level) in products:
-            # S̃_ij = A_i · (S[i, j] A_j)
-            bilinear = jnp.sum(A[:, :, None, :] * products[lower, level], axis=-1)
-            s |= {pair: bilinear[..., t] for t, pair in enumerate(layer_pairs(structure, lower, level))}
-    return s
+        if (lower, level) not in products:
+            continue
+        values = inner_products(A, products[lower, level])
+        pairs = layer_pairs(structure, lower, level)
+        for j in sorted({j for _, j in pairs}):
+            places = [place for place, pair in enumerate(pairs) if pair[1] == j]
+            rows = [pairs[place][0] - gps.start for place in places]
+            part = values[..., places[0] : places[-1] + 1]
+            columns[j] = part if len(rows) == len(gps) else part @ jnp.eye(len(gps), dtype=A.dtype)[np.array(rows)]
+    return columns
 
 
-@jax.custom_vjp
-def quadratic_forms(A: Float[Array, "n M"], S: Float[Array, "M TM"]) -> Float[Array, "n T"]:
-    """A · S_t A for symmetric blocks S_t that stand side by side.
+class LayerFactor(NamedTuple):
+    """The rows c_i of a hidden layer's GPs: the entries left of the diagonal by column, and the diagonal."""
 
-    The gradient with respect to A is 2 g (S A), which the forward pass has already computed.
-    """
-    return _quadratic_forward(A, S)[0]
+    columns: Columns
+    diagonal: Float[Array, "n #R T"]
 
 
-def _quadratic_forward(A: Array, S: Array) -> tuple[Array, tuple[Array, Array]]:
-    products = (A @ S).reshape(A.shape[0], -1, A.shape[1])
-    return jnp.sum(A[:, None, :] * products, axis=-1), (A, products)
+def _entry(structure: Structure, factor: list[LayerFactor], j: int, k: int) -> Float[Array, "n #R 1"]:
+    """c_jk of a GP j of an earlier layer."""
+    gp = structure.gps[j]
+    values = factor[gp.layer].diagonal if j == k else factor[gp.layer].columns[k]
+    return values[..., gp.position : gp.position + 1]
 
 
-def _quadratic_backward(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
-    A, products = residuals
-    A_gradient = 2.0 * jnp.sum(g[:, :, None] * products, axis=1)
-    weighted = (g[:, :, None] * A[:, None, :]).reshape(A.shape[0], -1)
-    return A_gradient, A.T @ weighted
+def _earlier_columns(structure: Structure, level: int, covariance: Columns, factor: list[LayerFactor]) -> Columns:
+    """c_ij = (S̃_ij - Σ_{k<j} c_ik c_jk) / c_jj for the GPs i of this layer and j of earlier layers."""
+    gps = structure.layers[level]
+    columns: Columns = {}
+    for j in range(gps.start):
+        if structure.fill[gps.start : gps.stop, j].any():
+            terms = [columns[k] * _entry(structure, factor, j, k) for k in columns if structure.fill[j, k]]
+            columns[j] = _minus(covariance.get(j), terms) / _entry(structure, factor, j, j)
+    return columns
 
 
-quadratic_forms.defvjp(_quadratic_forward, _quadratic_backward)
+def _own_columns(
+    structure: Structure, level: int, variance: Float[Array, "n R T"], covariance: Columns, earlier: Columns
+) -> LayerFactor:
+    """The same for j in this layer, and c_ii = √(S̃_ii - Σ_{j<i} c_ij²)."""
+    gps = structure.layers[level]
+    if not np.tril(structure.fill[gps.start : gps.stop, gps.start : gps.stop], -1).any():
+        return LayerFactor(earlier, _root(_minus(variance, [column**2 for column in earlier.values()])))
+    columns = dict(earlier)
+    diagonal = []
+    for place, j in enumerate(gps):
+        own = {k: column[..., place : place + 1] for k, column in columns.items()}
+        diagonal.append(_root(_minus(variance[..., place : place + 1], [entry**2 for entry in own.values()])))
+        if structure.fill[j + 1 : gps.stop, j].any():
+            terms = [columns[k] * own[k] for k in columns]
+            below = jnp.asarray(np.arange(len(gps)) > place, variance.dtype)
+            columns[j] = below * _minus(covariance.get(j), terms) / diagonal[-1]
+    return LayerFactor(columns, jnp.concatenate(jnp.broadcast_arrays(*diagonal), axis=-1))
 
 
-def _partners_before(structure: Structure, i: int, stop: int) -> list[int]:
-    """The j < stop with a factor entry c_ij."""
-    return [j for j in range(stop) if structure.fill[i, j]]
+def _minus(start: Array | None, terms: list[Array]) -> Array:
+    """start - Σ terms; no start counts as zero."""
+    total = sum(terms[1:], terms[0]) if terms else None
+    if total is None or start is None:
+        return start if total is None else -total  # type: ignore[return-value]
+    return start - total
 
 
-def _factor_entry(structure: Structure, i: int, j: int, s: Scalars, c: Scalars) -> Float[Array, "#R n"]:
-    """c_ij = (S̃_ij - Σ_{k<j} c_ik c_jk) / c_jj."""
-    terms = [c[i, k] * c[j, k] for k in _partners_before(structure, i, j) if structure.fill[j, k]]
-    start = s.get((i, j))
-    total = -sum(terms[1:], terms[0]) if start is None else start - sum(terms) if terms else start
-    return total / c[j, j]
+def _root(variance: Float[Array, "n R T"]) -> Float[Array, "n R T"]:
+    return jnp.sqrt(jnp.maximum(variance, VARIANCE_FLOOR))
 
 
-def _factor(structure: Structure, gps: range, s: Scalars, earlier: Scalars) -> Scalars:
-    """The rows c_i of a hidden layer's GPs."""
-    c = dict(earlier)
-    for i in gps:
-        for j in _partners_before(structure, i, i):
-            c[i, j] = _factor_entry(structure, i, j, s, c)
-        variance = s[i, i] - sum(c[i, j] ** 2 for j in _partners_before(structure, i, i))
-        c[i, i] = jnp.sqrt(jnp.maximum(variance, VARIANCE_FLOOR))
-    return c
+def _noise_terms(columns: Columns, eps: Float[Array, "n R T_hidden"]) -> Float[Array, "n #R T"] | float:
+    """Σ_j c_ij ε_j over the given columns."""
+    return sum(column * eps[..., j, None] for j, column in columns.items())
 
 
-def _cross_factor(structure: Structure, gps: range, s: Scalars, earlier: Scalars) -> Scalars:
-    """The entries c_ij of the output GPs with hidden GPs j."""
-    c = dict(earlier)
-    for i in gps:
-        for j in _partners_before(structure, i, gps.start):
-            c[i, j] = _factor_entry(structure, i, j, s, c)
-    return c
-
-
-def _noise_terms(
-    structure: Structure, gps: range, c: Scalars, eps: Float[Array, "R n T_hidden"]
-) -> Float[Array, "#R n T"]:
-    """Σ_j c_ij ε_j over the hidden GPs j ≤ i."""
-    n_hidden = eps.shape[-1]
-
-    def terms(i: int) -> Array:
-        partners = _partners_before(structure, i, min(i + 1, n_hidden))
-        zero = jnp.zeros((1, eps.shape[1]), eps.dtype)
-        return sum((c[i, j] * eps[..., j] for j in partners), zero)
-
-    return jnp.stack(jnp.broadcast_arrays(*[terms(i) for i in gps]), axis=-1)
-
-
-def _output_covariance(structure: Structure, gps: range, s: Scalars, c: Scalars) -> Float[Array, "#R n P P"]:
-    """S̃_ii' - Σ_j c_ij c_i'j over the hidden GPs j."""
-
-    def entry(i: int, k: int) -> Array:
-        shared = [j for j in _partners_before(structure, i, gps.start) if structure.fill[k, j]]
-        start = s.get((max(i, k), min(i, k)), jnp.zeros_like(s[i, i]))
-        value = start - sum(c[i, j] * c[k, j] for j in shared)
-        return jnp.maximum(value, VARIANCE_FLOOR) if i == k else value
-
-    rows = [jnp.stack(jnp.broadcast_arrays(*[entry(i, k) for k in gps]), axis=-1) for i in gps]
-    return jnp.stack(jnp.broadcast_arrays(*rows), axis=-2)
+def _output_covariance(
+    structure: Structure, variance: Float[Array, "n R P"], covariance: Columns, earlier: Columns
+) -> Float[Array, "n R P P"]:
+    """Σ̂ = S̃_ii' - Σ_j c_ij c_i'j over the hidden GPs j; its diagonal stays positive."""
+    first, width = structure.layers[-1].start, variance.shape[-1]
+    eye = jnp.eye(width, dtype=variance.dtype)
+    explained = [column[..., :, None] * column[..., None, :] for column in earlier.values()]
+    total = _minus(variance[..., :, None] * eye, explained)
+    for j in range(first, first + width):
+        if j in covariance:
+            # Column j holds the GPs after j; the covariance is symmetric.
+            entries = covariance[j][..., :, None] * eye[j - first]
+            total = total + entries + jnp.swapaxes(entries, -1, -2)
+    return jnp.where(eye > 0, jnp.maximum(total, VARIANCE_FLOOR), total)

@@ -27,6 +27,8 @@ def as_matrix(values: Any, name: str, n_columns: int | None = None) -> Float[np.
         raise InputError(f"{name} must have two dimensions (rows, columns), got shape {matrix.shape}: {hint}.")
     if matrix.shape[0] == 0:
         raise InputError(f"{name} has no rows: pass at least one.")
+    if matrix.shape[1] == 0:
+        raise InputError(f"{name} has no columns: pass at least one.")
     if n_columns is not None and matrix.shape[1] != n_columns:
         raise InputError(f"{name} has {matrix.shape[1]} columns, but the model expects {n_columns}.")
     bad = np.argwhere(~np.isfinite(matrix))
