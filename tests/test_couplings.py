@@ -55,6 +55,8 @@ def first_with_last(k: LatentGP, i: LatentGP) -> bool:
     return k.layer == 0 and i.layer == 2
 
 
+SHARED_BELOW = Order([(0, 2), (1, 2), (0, 3), (1, 4)])
+
 CASES: dict[str, tuple[Coupling, Callable[[Widths], Pattern]]] = {
     **{name: (coupling, dense.patterns[name]) for name, coupling in BY_NAME.items()},
     "user": (Neighbours(), neighbours_pattern),
@@ -68,7 +70,6 @@ CASES: dict[str, tuple[Coupling, Callable[[Widths], Pattern]]] = {
 }
 
 each_case = pytest.mark.parametrize("case", CASES)
-each_widths = pytest.mark.parametrize("widths", WIDTHS, ids=str)
 
 
 def pattern_of(structure: Structure) -> Pattern:
@@ -109,73 +110,85 @@ def built_in_couplings() -> set[type[Coupling]]:
 
 
 @each_case
-@each_widths
-def test_blocks_are_the_closed_relation(case: str, widths: Widths) -> None:
+def test_blocks_are_the_closed_relation(case: str) -> None:
     coupling, expected = CASES[case]
-    structure = coupling.structure(widths)
-    np.testing.assert_array_equal(pattern_of(structure), expected(widths) | np.eye(sum(widths), dtype=bool))
-    assert list(structure.blocks) == sorted(set(structure.blocks))
+    for widths in WIDTHS:
+        structure = coupling.structure(widths)
+        closed = expected(widths) | np.eye(sum(widths), dtype=bool)
+        np.testing.assert_array_equal(pattern_of(structure), closed, err_msg=str(widths))
+        assert list(structure.blocks) == sorted(set(structure.blocks))
 
 
 @each_case
-@each_widths
-def test_views_of_the_blocks_agree(case: str, widths: Widths) -> None:
-    structure = CASES[case][0].structure(widths)
-    pattern = pattern_of(structure)
-    assert [(gp.layer, gp.position) for gp in structure.gps] == dense.gp_labels(widths)
-    assert [gp.index for gp in structure.gps] == list(range(sum(widths)))
-    assert [[structure.gps[i].layer for i in layer] for layer in structure.layers] == [
-        [layer] * width for layer, width in enumerate(widths)
-    ]
-    assert structure.block_index == {pair: place for place, pair in enumerate(structure.blocks)}
-    for i in range(sum(widths)):
-        assert structure.predecessors[i] == tuple(np.flatnonzero(pattern[i]).tolist())
-        assert structure.predecessors[i][-1] == i
-        assert structure.successors[i] == tuple(np.flatnonzero(pattern[:, i]).tolist())
-        assert structure.partners[i] == tuple(j for j in range(i, sum(widths)) if structure.covariance[j, i])
+def test_views_of_the_blocks_agree(case: str) -> None:
+    for widths in WIDTHS:
+        structure = CASES[case][0].structure(widths)
+        pattern = pattern_of(structure)
+        assert [(gp.layer, gp.position) for gp in structure.gps] == dense.gp_labels(widths)
+        assert [gp.index for gp in structure.gps] == list(range(sum(widths)))
+        assert [[structure.gps[i].layer for i in layer] for layer in structure.layers] == [
+            [layer] * width for layer, width in enumerate(widths)
+        ]
+        assert structure.block_index == {pair: place for place, pair in enumerate(structure.blocks)}
+        for i in range(sum(widths)):
+            assert structure.predecessors[i] == tuple(np.flatnonzero(pattern[i]).tolist())
+            assert structure.predecessors[i][-1] == i
+            assert structure.successors[i] == tuple(np.flatnonzero(pattern[:, i]).tolist())
+            assert structure.partners[i] == tuple(j for j in range(i, sum(widths)) if structure.covariance[j, i])
 
 
 @each_case
-@each_widths
-def test_block_matrices_of_the_pattern_form_a_group(case: str, widths: Widths) -> None:
-    rng, M = np.random.default_rng(1), 2
-    structure = CASES[case][0].structure(widths)
-    pattern = pattern_of(structure)
-    A, B = (dense.random_factor(rng, pattern, M) for _ in range(2))
-    np.testing.assert_array_equal(non_zero_blocks(A @ B, M), pattern)
-    np.testing.assert_array_equal(non_zero_blocks(np.linalg.inv(A), M), pattern)
+def test_block_matrices_of_the_pattern_form_a_group(case: str) -> None:
+    for widths in WIDTHS:
+        rng, M = np.random.default_rng(1), 2
+        structure = CASES[case][0].structure(widths)
+        pattern = pattern_of(structure)
+        A, B = (dense.random_factor(rng, pattern, M) for _ in range(2))
+        np.testing.assert_array_equal(non_zero_blocks(A @ B, M), pattern, err_msg=str(widths))
+        np.testing.assert_array_equal(non_zero_blocks(np.linalg.inv(A), M), pattern, err_msg=str(widths))
 
 
 @each_case
-@each_widths
-def test_covariance_is_where_the_product_of_random_factors_is_not_zero(case: str, widths: Widths) -> None:
-    rng, M = np.random.default_rng(2), 2
-    structure = CASES[case][0].structure(widths)
-    C = dense.random_factor(rng, pattern_of(structure), M)
-    np.testing.assert_array_equal(structure.covariance, non_zero_blocks(C @ C.T, M))
-    assert structure.n_nonzeros(M) == np.count_nonzero(np.abs(C @ C.T) > 1e-12)
+def test_covariance_is_where_the_product_of_random_factors_is_not_zero(case: str) -> None:
+    for widths in WIDTHS:
+        rng, M = np.random.default_rng(2), 2
+        structure = CASES[case][0].structure(widths)
+        C = dense.random_factor(rng, pattern_of(structure), M)
+        np.testing.assert_array_equal(structure.covariance, non_zero_blocks(C @ C.T, M), err_msg=str(widths))
+        assert structure.n_nonzeros(M) == np.count_nonzero(np.abs(C @ C.T) > 1e-12)
 
 
 @each_case
-@each_widths
-def test_fill_is_where_the_cholesky_factor_of_generic_numbers_is_not_zero(case: str, widths: Widths) -> None:
-    rng = np.random.default_rng(3)
-    structure = CASES[case][0].structure(widths)
-    n_gps = sum(widths)
-    values = rng.uniform(0.5, 1.0, (n_gps, n_gps)) * structure.covariance
+def test_fill_is_where_the_cholesky_factor_of_generic_numbers_is_not_zero(case: str) -> None:
+    for widths in WIDTHS:
+        check_fill(CASES[case][0].structure(widths))
+
+
+def check_fill(structure: Structure) -> None:
+    n_gps = sum(structure.widths)
+    values = np.random.default_rng(3).uniform(0.5, 1.0, (n_gps, n_gps)) * structure.covariance
     matrix = values + values.T + 2.0 * n_gps * np.eye(n_gps)
-    np.testing.assert_array_equal(structure.fill, np.abs(np.linalg.cholesky(matrix)) > 1e-12)
+    expected = np.abs(np.linalg.cholesky(matrix)) > 1e-12
+    np.testing.assert_array_equal(structure.fill, expected, err_msg=str(structure.widths))
+
+
+def test_fill_goes_beyond_the_covariance() -> None:
+    """GPs 3 and 4 share no predecessor, but each shares one with GP 2."""
+    structure = SHARED_BELOW.structure((2, 1, 2, 1))
+    check_fill(structure)
+    assert structure.fill[4, 3]
+    assert not structure.covariance[4, 3]
 
 
 @each_case
-@each_widths
-def test_parameters_are_counted(case: str, widths: Widths) -> None:
+def test_parameters_are_counted(case: str) -> None:
     coupling, M = CASES[case][0], 3
-    structure = coupling.structure(widths)
-    C = dense.random_factor(np.random.default_rng(4), pattern_of(structure), M)
-    expected = np.count_nonzero(C) + sum(widths) * M
-    assert structure.n_parameters(M) == expected
-    assert Posterior.prior(coupling, widths, M).n_parameters == expected
+    for widths in WIDTHS:
+        structure = coupling.structure(widths)
+        C = dense.random_factor(np.random.default_rng(4), pattern_of(structure), M)
+        expected = np.count_nonzero(C) + sum(widths) * M
+        assert structure.n_parameters(M) == expected, widths
+        assert Posterior.prior(coupling, widths, M).n_parameters == expected
 
 
 @each_case
@@ -235,23 +248,23 @@ def test_show_draws_the_covariance_with_bars_between_layers() -> None:
 
 
 @each_case
-@each_widths
-def test_show_agrees_with_the_covariance(case: str, widths: Widths) -> None:
+def test_show_agrees_with_the_covariance(case: str) -> None:
     coupling = CASES[case][0]
-    lines = [line for line in coupling.show(widths).splitlines() if "─" not in line]
-    cells = [[cell == "■" for cell in line if cell in "■·"] for line in lines]
-    np.testing.assert_array_equal(cells, coupling.structure(widths).covariance)
+    for widths in WIDTHS:
+        lines = [line for line in coupling.show(widths).splitlines() if "─" not in line]
+        cells = [[cell == "■" for cell in line if cell in "■·"] for line in lines]
+        np.testing.assert_array_equal(cells, coupling.structure(widths).covariance, err_msg=str(widths))
 
 
 # --- Containment ----------------------------------------------------------------------------------
 
 
-@each_widths
-def test_couplings_contain_each_other_as_their_patterns_do(widths: Widths) -> None:
-    for a, larger in BY_NAME.items():
-        for b, smaller in BY_NAME.items():
-            expected = not np.any(dense.patterns[b](widths) & ~dense.patterns[a](widths))
-            assert larger.structure(widths).contains(smaller.structure(widths)) == expected, (a, b)
+def test_couplings_contain_each_other_as_their_patterns_do() -> None:
+    for widths in WIDTHS:
+        for a, larger in BY_NAME.items():
+            for b, smaller in BY_NAME.items():
+                expected = not np.any(dense.patterns[b](widths) & ~dense.patterns[a](widths))
+                assert larger.structure(widths).contains(smaller.structure(widths)) == expected, (a, b)
 
 
 def test_structures_of_other_widths_are_not_contained() -> None:
@@ -273,6 +286,7 @@ def test_the_closure_of_a_random_relation_is_what_can_be_reached(data: st.DataOb
     structure = Order(pairs).structure(widths)
     pattern = reachable(relation) | np.eye(len(relation), dtype=bool)
     np.testing.assert_array_equal(pattern_of(structure), pattern)
+    check_fill(structure)
 
     rng, M = np.random.default_rng(len(pairs)), 2
     A, B = (dense.random_factor(rng, pattern, M) for _ in range(2))
@@ -315,12 +329,12 @@ def test_orders_are_equal_when_their_pairs_are() -> None:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-@each_widths
-def test_an_order_can_spell_every_built_in_coupling(name: str, widths: Widths) -> None:
-    order = Order(dense.patterns[name](widths)).structure(widths)
-    built_in = BY_NAME[name].structure(widths)
-    assert order.blocks == built_in.blocks
-    np.testing.assert_array_equal(order.fill, built_in.fill)
+def test_an_order_can_spell_every_built_in_coupling(name: str) -> None:
+    for widths in WIDTHS:
+        order = Order(dense.patterns[name](widths)).structure(widths)
+        built_in = BY_NAME[name].structure(widths)
+        assert order.blocks == built_in.blocks
+        np.testing.assert_array_equal(order.fill, built_in.fill)
 
 
 @pytest.mark.parametrize(
@@ -377,14 +391,15 @@ def test_couplings_by_name() -> None:
         as_coupling("STAR")
 
 
-def test_a_coupling_of_the_users_own_runs_in_a_model() -> None:
+@pytest.mark.parametrize("coupling", [Neighbours(), SHARED_BELOW], ids=["class", "order"])
+def test_a_coupling_of_the_users_own_runs_in_a_model(coupling: Coupling) -> None:
     """Widths with a gap: positions 1 of layers 0 and 2 are not connected, as layer 1 has no position 1."""
     widths, M, rng = (2, 1, 2, 1), 3, np.random.default_rng(5)
-    reference = dense.random_dgp(rng, 2, widths, M, neighbours_pattern(widths))
+    reference = dense.random_dgp(rng, 2, widths, M, pattern_of(coupling.structure(widths)))
     x, y, eps = rng.standard_normal((4, 2)), rng.standard_normal((4, 1)), rng.standard_normal((2, 4, 5))
     model = DeepGP(
         [Layer(RBF(layer.lengthscale, layer.variance), layer.Z, layer.W) for layer in reference.layers],
-        Posterior.from_dense(Neighbours(), widths, reference.mean, reference.factor),
+        Posterior.from_dense(coupling, widths, reference.mean, reference.factor),
         Gaussian(reference.noise),
     )
     value = float(model.elbo(x, y, eps=eps, n_data=9))

@@ -320,11 +320,11 @@ def test_every_kernel_has_parameters_to_check() -> None:
 
 
 @each_maker
-@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf, FLOOR, np.array([1.0, 0.0, 1.0])], ids=str)
-def test_bad_parameters_are_refused(cls: type[Kernel], name: str, value: float | Array) -> None:
-    for given in (value, Fixed(value)):
-        with pytest.raises(InputError, match=rf"{name} must be finite and larger than 1e-08; got"):
-            cls(**{name: given})
+def test_bad_parameters_are_refused(cls: type[Kernel], name: str) -> None:
+    for value in (0.0, -1.0, np.nan, np.inf, FLOOR, np.array([1.0, 0.0, 1.0])):
+        for given in (value, Fixed(value)):
+            with pytest.raises(InputError, match=rf"{name} must be finite and larger than 1e-08; got"):
+                cls(**{name: given})
 
 
 @each_maker

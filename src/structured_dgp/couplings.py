@@ -40,7 +40,10 @@ Rule: TypeAlias = Callable[[LatentGP, LatentGP], bool]
 
 def check_widths(widths: Iterable[int]) -> Widths:
     """The widths as a tuple of positive integers, or an error that says which one is not."""
-    result = tuple(int(w) for w in widths)
+    given = tuple(widths)
+    if not all(isinstance(width, (int, np.integer)) for width in given):
+        raise InputError(f"widths must be whole numbers, e.g. (5, 5, 1); got {given}.")
+    result = tuple(map(int, given))
     if not result:
         raise InputError("widths is empty: a model needs at least an output layer, e.g. widths=(5, 5, 1).")
     for layer, width in enumerate(result):
@@ -232,7 +235,9 @@ class Order(Coupling):
     given: Rule | frozenset[tuple[Place, Place]]
 
     def __init__(self, relation: Rule | Iterable[tuple[Place, Place]] | Bool[np.ndarray, "T T"]) -> None:
-        if isinstance(relation, np.ndarray) and relation.dtype == bool:
+        if isinstance(relation, np.ndarray):
+            if relation.dtype != bool:
+                raise CouplingError("an array is read as a boolean T x T matrix [i, k]: use .astype(bool).")
             relation = [(int(k), int(i)) for i, k in np.argwhere(relation)]
         given = relation if callable(relation) else frozenset((_place(k), _place(i)) for k, i in relation)
         object.__setattr__(self, "given", given)

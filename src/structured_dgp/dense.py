@@ -54,21 +54,26 @@ class DensePosterior(AbstractPosterior):
         return FullyCoupled().structure(self.widths)
 
     @property
+    @wide_scope
     def n_inducing(self) -> int:
         return int(jax.eval_shape(self.rule)[0].shape[1])
 
+    @wide_scope
     def moments(self) -> tuple[Float[Array, "T M"], tuple[Float[Array, "M _"], ...]]:
         mean, C = self.rule()
         M = mean.shape[1]
         S = C @ C.T
         return mean, tuple(S[j * M : (j + 1) * M, j * M :] for j in range(mean.shape[0]))
 
+    @wide_scope
     def kl(self) -> Float[Array, ""]:
         return prior_distance(*self.rule())
 
+    @wide_scope
     def factor(self) -> Float[Array, "TM TM"]:
         return self.rule()[1]
 
+    @wide_scope
     def sample(self, key: PRNGKeyArray, n_samples: int) -> Float[Array, "S T M"]:
         mean, C = self.rule()
         noise = jax.random.normal(key, (n_samples, mean.size), mean.dtype)
@@ -104,6 +109,7 @@ class Chain(FactorRule):
             below=tuple(as_array(np.zeros((rows, columns))) for columns, rows in itertools.pairwise(sizes)),
         )
 
+    @wide_scope
     def __call__(self) -> tuple[Float[Array, "T M"], Float[Array, "TM TM"]]:
         sizes = [block.shape[0] for block in self.diagonal]
         rows: list[Array] = []

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
+from threadpoolctl import threadpool_limits
 
 from structured_dgp.couplings import Coupling, check_widths
 from structured_dgp.exceptions import InputError
@@ -21,7 +22,6 @@ from structured_dgp.means import linear_mean
 from structured_dgp.model import DeepGP
 from structured_dgp.parameters import Fixed
 from structured_dgp.posterior import Posterior
-from structured_dgp.precision import Precision
 from structured_dgp.propagation import Layer
 from structured_dgp.validation import as_matrix
 
@@ -70,7 +70,8 @@ def initial_inducing(x: Float[np.ndarray, "n D"], n_inducing: int, seed: int = 0
     if len(different) <= n_inducing:
         return different
     search = KMeans(n_inducing, n_init=1, max_iter=KMEANS_STEPS, random_state=int(rng.integers(2**31)))
-    with warnings.catch_warnings():
+    # One thread, so that the sums of k-means have one order and a seed one result.
+    with warnings.catch_warnings(), threadpool_limits(1):
         # Rows that differ by rounding only leave clusters empty: these fall back on different rows themselves.
         warnings.simplefilter("ignore", ConvergenceWarning)
         centres = np.unique(search.fit(different).cluster_centers_, axis=0)
@@ -88,7 +89,7 @@ def initial_model(
     kernel: Callable[[int, bool], Kernel] | None = None,
     likelihood: Likelihood | None = None,
     jitter: float = JITTER,
-    precision: Precision = "float64",
+    precision: str = "float64",
     seed: int = 0,
 ) -> DeepGP:
     """A model ready for training on standardised inputs ``x``.

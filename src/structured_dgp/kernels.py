@@ -65,7 +65,7 @@ class Stationary(Kernel):
 
     def __init__(self, lengthscale: ArrayLike | Fixed = 1.0, variance: ArrayLike | Fixed = 1.0) -> None:
         self._lengthscale = Positive(lengthscale, "lengthscale")
-        self._variance = Positive(variance, "variance")
+        self._variance = Positive(variance, "variance", scalar=True)
 
     @property
     def lengthscale(self) -> Float[Array, "..."]:
@@ -140,7 +140,7 @@ class RationalQuadratic(Stationary):
         alpha: ArrayLike | Fixed = 1.0,
     ) -> None:
         super().__init__(lengthscale, variance)
-        self._alpha = Positive(alpha, "alpha")
+        self._alpha = Positive(alpha, "alpha", scalar=True)
 
     @property
     def alpha(self) -> Float[Array, ""]:
@@ -164,7 +164,7 @@ class Periodic(Kernel):
         period: ArrayLike | Fixed = 1.0,
     ) -> None:
         self._lengthscale = Positive(lengthscale, "lengthscale")
-        self._variance = Positive(variance, "variance")
+        self._variance = Positive(variance, "variance", scalar=True)
         self._period = Positive(period, "period")
 
     @property
@@ -223,7 +223,7 @@ class White(Kernel):
     _variance: Positive
 
     def __init__(self, variance: ArrayLike | Fixed = 1e-3) -> None:
-        self._variance = Positive(variance, "variance")
+        self._variance = Positive(variance, "variance", scalar=True)
 
     @property
     def variance(self) -> Float[Array, ""]:

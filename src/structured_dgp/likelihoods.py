@@ -95,7 +95,7 @@ class Gaussian(Likelihood):
         return f + jnp.sqrt(_like(self.variance, f)) * jax.random.normal(key, f.shape, f.dtype)
 
     def check_targets(self, y: np.ndarray) -> None:
-        _check_table(y, self.variance)
+        _check_table(y, self._variance)
 
 
 @final
@@ -146,7 +146,7 @@ class StudentT(Likelihood):
         return f + _like(self.scale, f) * jax.random.t(key, _like(self.df, f), f.shape, f.dtype)
 
     def check_targets(self, y: np.ndarray) -> None:
-        _check_table(y, self.scale)
+        _check_table(y, self._scale)
 
 
 @final
@@ -232,25 +232,25 @@ def _variances(cov: Float[np.ndarray, "R n P P"]) -> Float[NDArray[np.float64], 
 
 def _like(parameter: Float[Array, "..."], values: Array | np.ndarray) -> Float[Array, "..."]:
     """``parameter`` in the precision of ``values``, after a check that it is one number or one for each output."""
-    _check_outputs(parameter, values.shape[-1])
+    _check_outputs(parameter.shape, values.shape[-1])
     return parameter.astype(values.dtype)
 
 
-def _check_outputs(parameter: Float[Array, "..."], n_outputs: int) -> None:
-    if parameter.shape not in ((), (n_outputs,)):
+def _check_outputs(shape: tuple[int, ...], n_outputs: int) -> None:
+    if shape not in ((), (n_outputs,)):
         raise InputError(
-            f"the likelihood has a parameter of shape {parameter.shape}, but there are {n_outputs} outputs: "
+            f"the likelihood has a parameter of shape {shape}, but there are {n_outputs} outputs: "
             "give one number, or one for each output."
         )
 
 
-def _check_table(y: np.ndarray, *parameters: Float[Array, "..."]) -> None:
+def _check_table(y: np.ndarray, *parameters: Positive) -> None:
     if y.ndim != 2:
         raise InputError(f"y must have shape (n, P); got {y.shape}. Write y[:, None] for a single output.")
     if not np.isfinite(y).all():
         raise InputError("y has NaN or infinite values: leave those rows out.")
     for parameter in parameters:
-        _check_outputs(parameter, y.shape[1])
+        _check_outputs(parameter.raw.shape, y.shape[1])
 
 
 def _example(y: np.ndarray, allowed: np.ndarray) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, ArrayLike, Float
 
@@ -35,7 +36,7 @@ def jittered_cholesky(K: Float[Array, "M M"], jitter: ArrayLike) -> tuple[Float[
     The first attempt adds exactly ``jitter``; later ones scale it with the mean of the diagonal of K.
     """
     scale = jnp.maximum(jnp.mean(jnp.diagonal(K)), 1.0)
-    smallest = jnp.maximum(jitter, jnp.finfo(K.dtype).eps)  # a smaller one, such as 0, would not grow
+    smallest = jnp.maximum(jitter, np.finfo(K.dtype).eps)  # a smaller one, such as 0, would not grow
     eye = jnp.eye(K.shape[0], dtype=K.dtype)
 
     def attempt(amount: Float[Array, ""]) -> Float[Array, "M M"]:

@@ -9,15 +9,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from structured_dgp.exceptions import CholeskyError, CouplingError, InputError, NumericalError
 from structured_dgp.likelihoods import Likelihood
-from structured_dgp.linalg import ESCALATIONS, JITTER, jittered_cholesky
+from structured_dgp.linalg import JITTER, jittered_cholesky
 from structured_dgp.noise import low_discrepancy_noise
 from structured_dgp.parameters import cast
 from structured_dgp.posterior import AbstractPosterior
-from structured_dgp.precision import PRECISIONS, Precision, wide_scope
+from structured_dgp.precision import Precision, as_precision, wide_scope
 from structured_dgp.prediction import Mixture
 from structured_dgp.propagation import Layer, Outputs, PreparedLayer, prepare, propagate
 from structured_dgp.tiles import split_rows, tile_sum, to_tiles
@@ -55,19 +55,18 @@ class DeepGP(eqx.Module):
         posterior: AbstractPosterior,
         likelihood: Likelihood,
         jitter: float = JITTER,
-        precision: Precision = "float64",
+        precision: str = "float64",
     ) -> None:
-        if precision not in PRECISIONS:
-            raise InputError(f"unknown precision {precision!r}: use one of {', '.join(map(repr, PRECISIONS))}.")
+        self.precision = as_precision(precision)
         if not (np.isfinite(jitter) and jitter >= 0):
             raise InputError(f"jitter must be a finite number that is not negative; got {jitter}.")
         _check_fit(tuple(layers), posterior)
+        _check_likelihood(likelihood, posterior.widths[-1])
         dtype = jnp.float64 if precision == "float64" else jnp.float32
         self.layers = cast(tuple(layers), dtype)
         self.posterior = cast(posterior, dtype)
         self.likelihood = cast(likelihood, dtype)
         self.jitter = float(jitter)
-        self.precision = precision
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -84,7 +83,7 @@ class DeepGP(eqx.Module):
         return self.layers[0].inducing.dtype
 
     @wide_scope
-    def propagate(self, x: ArrayLike, eps: ArrayLike) -> Outputs:
+    def propagate(self, x: Any, eps: Any) -> Outputs:
         """Theorem 1: hidden samples and the conditional moments of the outputs for noise ``eps`` (R, n, T_hidden)."""
         x, eps = self._inputs(x), self._noise(eps)
         if eps.shape[1] != x.shape[0]:
@@ -99,10 +98,10 @@ class DeepGP(eqx.Module):
     @wide_scope
     def elbo(
         self,
-        x: ArrayLike,
-        y: ArrayLike,
+        x: Any,
+        y: Any,
         *,
-        eps: ArrayLike | None = None,
+        eps: Any = None,
         key: PRNGKeyArray | None = None,
         n_samples: int = 5,
         n_data: int | None = None,
@@ -129,7 +128,7 @@ class DeepGP(eqx.Module):
         return self._checked(_elbo(self, x, y, eps, jnp.asarray(scale, self.dtype)), x)
 
     @wide_scope
-    def predict(self, x: ArrayLike, n_draws: int = DRAWS, seed: int = 0) -> Mixture:
+    def predict(self, x: Any, n_draws: int = DRAWS, seed: int = 0) -> Mixture:
         """The distribution of y at new inputs: a mixture over hidden-noise draws.
 
         The noise is a fixed low-discrepancy set shared by all rows, so a row's prediction does not depend on the
@@ -158,7 +157,7 @@ class DeepGP(eqx.Module):
         return jnp.asarray(low_discrepancy_noise(draws, self.n_hidden, seed), self.dtype)
 
     @wide_scope
-    def sample_functions(self, x: ArrayLike, key: PRNGKeyArray, n_samples: int = 1) -> list[Float[Array, "S n _"]]:
+    def sample_functions(self, x: Any, key: PRNGKeyArray, n_samples: int = 1) -> list[Float[Array, "S n _"]]:
         """Joint draws of every layer's output at all rows of ``x``, one draw of the inducing outputs per sample.
 
         Unlike ``propagate``, whose rows are marginally right but independent of each other, a sample is one function
@@ -176,7 +175,7 @@ class DeepGP(eqx.Module):
         C = np.array(self.posterior.factor(), np.float64).reshape(len(structure.gps), M, -1)
         for gp in structure.gps:
             layer = cast(self.layers[gp.layer], jnp.float64)
-            L, _ = jittered_cholesky(layer.kernel.gram(layer.inducing), self.jitter)
+            L, _ = _cholesky(layer.kernel.gram(layer.inducing), self.jitter)
             C[gp.index] = np.asarray(L) @ C[gp.index]
         flat = C.reshape(len(structure.gps) * M, -1)
         return flat @ flat.T
@@ -193,11 +192,11 @@ class DeepGP(eqx.Module):
             K = working.kernel.gram(working.inducing)
             if not np.isfinite(K).all():
                 raise NumericalError(f"layer {index}: its kernel matrix has NaN or infinite entries.")
-            L, _ = jittered_cholesky(K, self.jitter)
+            L, used = _cholesky(K, self.jitter)
             if not np.isfinite(L).all():
                 raise CholeskyError(
                     f"layer {index}: its kernel matrix is not positive definite even with jitter "
-                    f"{self.jitter * 10.0**ESCALATIONS:g}. Likely causes: duplicate inducing points, lengthscales far "
+                    f"{float(used):g}. Likely causes: duplicate inducing points, lengthscales far "
                     f"larger than the data, or precision={self.precision!r}; try a larger jitter or "
                     "precision='float64'."
                 )
@@ -222,7 +221,7 @@ class DeepGP(eqx.Module):
         return jnp.asarray(checked, self.dtype)
 
     def _targets(self, y: Any) -> Float[Array, "n P"]:
-        y = y[:, None] if np.ndim(y) == 1 and self.widths[-1] == 1 else y
+        y = jnp.reshape(y, (-1, 1)) if np.ndim(y) == 1 and self.widths[-1] == 1 else y
         if not is_traced(y):
             y = as_matrix(y, "y", self.widths[-1])
             self.likelihood.check_targets(y)
@@ -281,6 +280,15 @@ def _check_fit(layers: tuple[Layer, ...], posterior: AbstractPosterior) -> None:
                 f"layer {index}: its kernel does not take {n_inputs} inputs: give one lengthscale, or {n_inputs}."
             ) from error
         n_inputs = width
+
+
+def _check_likelihood(likelihood: Likelihood, n_outputs: int) -> None:
+    """Let a likelihood refuse a number of outputs that its parameters do not fit."""
+    shapes = [(1, n_outputs), (1, 1, n_outputs), (1, 1, n_outputs, n_outputs)]
+    jax.eval_shape(likelihood.expected_log_prob, *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+
+
+_cholesky = jax.jit(jittered_cholesky)
 
 
 def _prepared(model: DeepGP) -> tuple[PreparedLayer, ...]:

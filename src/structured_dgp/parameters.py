@@ -29,11 +29,13 @@ class Positive(eqx.Module):
     raw: Float[Array, "..."]
     trainable: bool = eqx.field(static=True)
 
-    def __init__(self, value: ArrayLike | Fixed, name: str) -> None:
+    def __init__(self, value: ArrayLike | Fixed, name: str, *, scalar: bool = False) -> None:
         self.trainable = not isinstance(value, Fixed)
         number = np.asarray(value.value if isinstance(value, Fixed) else value, dtype=np.float64)
         if not np.all(np.isfinite(number)) or np.any(number <= FLOOR):
             raise InputError(f"{name} must be finite and larger than {FLOOR:g}; got {number}.")
+        if scalar and number.ndim:
+            raise InputError(f"{name} must be a single number; got an array of shape {number.shape}.")
         above = number - FLOOR
         # softplus⁻¹(a) = a + log(1 - exp(-a)), accurate for small and for large a
         self.raw = as_array(above + np.log(-np.expm1(-above)))

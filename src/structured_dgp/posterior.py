@@ -119,6 +119,9 @@ class Posterior(AbstractPosterior):
     ) -> Posterior:
         """Where training starts: mean zero, small hidden factors, output factor at the prior, no coupling yet."""
         coupling, widths = as_coupling(coupling), check_widths(widths)
+        for name, scale in (("hidden_scale", hidden_scale), ("output_scale", output_scale)):
+            if not (np.isfinite(scale) and scale > 0.0):
+                raise InputError(f"{name} must be a positive number: the factor must be invertible; got {scale}.")
         structure = coupling.structure(widths)
         blocks = np.zeros((len(structure.blocks), n_inducing, n_inducing))
         for gp in structure.gps:
@@ -154,18 +157,22 @@ class Posterior(AbstractPosterior):
         keep = np.tril(np.ones((self.n_inducing, self.n_inducing), bool)) | ~diagonal[:, None, None]
         return jnp.where(keep, self.blocks, 0.0)
 
+    @wide_scope
     def moments(self) -> tuple[Float[Array, "T M"], tuple[Float[Array, "M _"], ...]]:
         return self.mean, covariance_rows(self.structure, self.factor_blocks())
 
+    @wide_scope
     def kl(self) -> Float[Array, ""]:
         return factor_kl(self.structure, self.mean, self.factor_blocks())
 
+    @wide_scope
     def factor(self) -> Float[Array, "TM TM"]:
         n_gps, M = self.mean.shape
         rows, columns = np.array(self.structure.blocks).T
         grid = jnp.zeros((n_gps, n_gps, M, M), self.blocks.dtype).at[rows, columns].set(self.factor_blocks())
         return grid.transpose(0, 2, 1, 3).reshape(n_gps * M, n_gps * M)
 
+    @wide_scope
     def sample(self, key: PRNGKeyArray, n_samples: int) -> Float[Array, "S T M"]:
         # v_i = m_i + Σ_{k ≤ i} C[i, k] z_k
         noise = jax.random.normal(key, (n_samples, *self.mean.shape), self.mean.dtype)
@@ -256,6 +263,11 @@ factor_kl.defvjp(_kl_forward, _kl_backward)
 def _check_pattern(grid: Float[np.ndarray, "T T M M"], structure: Structure) -> None:
     """Refuse a dense factor with numbers outside its coupling's blocks, or with a zero on its diagonal."""
     for i, k in np.argwhere(np.any(grid != 0.0, axis=(2, 3))).tolist():
+        if k > i:
+            raise InputError(
+                f"factor has non-zero numbers in block ({i}, {k}), above the diagonal: pass the Cholesky factor of the "
+                "covariance, numpy.linalg.cholesky(S)."
+            )
         if (i, k) not in structure.block_index:
             raise CouplingError(
                 f"factor has non-zero numbers in block ({i}, {k}), which the coupling does not have. Use a coupling in "

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
+from structured_dgp.exceptions import InputError
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -21,6 +23,14 @@ Precision = Literal["float64", "float32", "mixed"]
 """``float64`` or ``float32`` for everything; ``mixed``: kernel factorisations in float64, the rest in float32."""
 
 PRECISIONS: tuple[Precision, ...] = ("float64", "float32", "mixed")
+
+
+def as_precision(name: str) -> Precision:
+    """The precision of this name, or an error that lists the names."""
+    for precision in PRECISIONS:
+        if name == precision:
+            return precision
+    raise InputError(f"unknown precision {name!r}: use one of {', '.join(map(repr, PRECISIONS))}.")
 
 
 def wide_scope(function: Callable[P, T]) -> Callable[P, T]:

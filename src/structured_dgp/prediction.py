@@ -291,15 +291,17 @@ def _half_spread(family: Family, weights: Weights) -> FloatArray:
 
 def _counted_spread(family: Family, weights: Weights) -> FloatArray:
     """Σ_k F(k) (1 - F(k)), term by term between the quantiles of ``RARE`` and 1 - ``RARE``."""
-    first, last = _quantile(family, weights, RARE).min(), _quantile(family, weights, 1.0 - RARE).max()
+    first, last = (float(end(_quantile(family, weights, q))) for end, q in ((np.min, RARE), (np.max, 1.0 - RARE)))
     k, mean = np.full(family.shape[1:], first), _mix(weights, family.moments()[0])
     # below, F ≪ 1 and Σ F(j) = E[(k - x)₊]; above, 1 - F ≪ 1 and Σ (1 - F(j)) = E[(x - k)₊]
-    F, spread = _cdf(family, weights, k - 1.0), 0.5 * (_mix(weights, family.distance(k)) - mean + k)
+    F = _cdf(family, weights, k - 1.0)
+    spread: FloatArray = 0.5 * (_mix(weights, family.distance(k)) - mean + k)
     while k.flat[0] <= last:
         F = F + np.exp(_log_prob(family, weights, k))
         spread += F * (1.0 - F)
         k = k + 1.0
-    return spread + 0.5 * (_mix(weights, family.distance(k)) + mean - k)
+    above: FloatArray = 0.5 * (_mix(weights, family.distance(k)) + mean - k)
+    return spread + above
 
 
 def _integrated_spread(family: Continuous, weights: Weights) -> FloatArray:

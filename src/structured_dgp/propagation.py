@@ -278,7 +278,7 @@ def _root(variance: Float[Array, "n R T"]) -> Float[Array, "n R T"]:
 
 def _noise_terms(columns: Columns, eps: Float[Array, "n R T_hidden"]) -> Float[Array, "n #R T"] | float:
     """Σ_j c_ij ε_j over the given columns."""
-    return sum(column * eps[..., j, None] for j, column in columns.items())
+    return sum((column * eps[..., j, None] for j, column in columns.items()), 0.0)
 
 
 def _output_covariance(
