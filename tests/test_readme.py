@@ -1,4 +1,4 @@
-"""The README's examples run."""
+"""The examples in README and docs run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parent.parent / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    pytest.param(block, id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
+]
 
 
-def test_the_readme_has_examples() -> None:
-    assert len(BLOCKS) >= 3
+def test_the_pages_have_examples() -> None:
+    assert len(BLOCKS) >= 5
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+@pytest.mark.parametrize("block", BLOCKS)
 def test_example_runs(block: str, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(block, str(README), "exec"), {})
+    exec(compile(block, "example", "exec"), {})
     assert capsys.readouterr().out
