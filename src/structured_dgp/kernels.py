@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
 from structured_dgp.parameters import Fixed, Positive
-from structured_dgp.products import matmul
+from structured_dgp.products import matmul_transposed
 
 
 class Kernel(eqx.Module):
@@ -42,7 +42,7 @@ class Kernel(eqx.Module):
 
 def squared_distance(x: Float[Array, "n D"], z: Float[Array, "m D"]) -> Float[Array, "n m"]:
     """|x - z|², through one matrix product."""
-    products = matmul(x, z.T)
+    products = matmul_transposed(x, z)
     return jnp.maximum(jnp.sum(x * x, 1)[:, None] + jnp.sum(z * z, 1)[None, :] - 2.0 * products, 0.0)
 
 

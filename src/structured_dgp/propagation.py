@@ -39,7 +39,7 @@ from structured_dgp.linalg import whitener
 from structured_dgp.parameters import Constant, cast
 from structured_dgp.posterior import AbstractPosterior
 from structured_dgp.precision import Precision, as_array
-from structured_dgp.products import inner_products, matmul, quadratic_forms
+from structured_dgp.products import inner_products, matmul, matmul_transposed, quadratic_forms
 
 Columns: TypeAlias = dict[int, Float[Array, "n #R T"]]
 """For each earlier GP j, a number for every point, sample, and GP i of one layer; zero where the coupling has none."""
@@ -189,7 +189,7 @@ def _over_rows(function: Callable[..., Array], a: Float[Array, "n R M"], b: Arra
 def _features(layer: PreparedLayer, h: Float[Array, "n R D"]) -> Float[Array, "n R M"]:
     """A = K_xz Wᵀ."""
     K = _over_rows(layer.layer.kernel.cross, h, layer.layer.inducing)
-    return _over_rows(matmul, K, layer.whitener.T)
+    return _over_rows(matmul_transposed, K, layer.whitener)
 
 
 def _variances(layer: PreparedLayer, h: Float[Array, "n R D"], A: Float[Array, "n R M"]) -> Float[Array, "n R T"]:
