@@ -6,8 +6,6 @@ two to three times slower than writing the small matrix Aᵀ out first; the barr
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -63,37 +61,14 @@ def _quadratic_forward(A: Array, S: Array) -> tuple[Array, tuple[Array, Array]]:
 def _quadratic_backward(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     A, products = residuals
     weighted = (g[:, :, None] * A[:, None, :]).reshape(A.shape[0], -1)
-    A_gradient = 2.0 * _total([g[:, t, None] * products[:, t] for t in range(g.shape[1])])
-    return A_gradient, transposed(A) @ weighted
+    return 2.0 * jnp.einsum("nt,ntm->nm", g, products), transposed(A) @ weighted
 
 
 quadratic_forms.defvjp(_quadratic_forward, _quadratic_backward)
 
 
-def _total(terms: list[Array]) -> Array:
-    """The sum of terms of one shape, written out: the compiler makes one pass over the result of it."""
-    return functools.reduce(jnp.add, terms)
-
-
-@jax.custom_vjp
 def inner_products(A: Float[Array, "n R M"], B: Float[Array, "n #R K M"]) -> Float[Array, "n R K"]:
     """A · B_k for every row; B may be the same for all samples R."""
-    return _inner_forward(A, B)[0]
-
-
-def _inner_forward(A: Array, B: Array) -> tuple[Array, tuple[Array, Array]]:
     if B.shape[1] == A.shape[1]:
-        return jnp.einsum("nrm,nrkm->nrk", A, B), (A, B)
-    return jnp.einsum("nrm,nkm->nrk", A, B[:, 0]), (A, B)
-
-
-def _inner_backward(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
-    A, B = residuals
-    A_gradient = _total([g[:, :, k, None] * B[:, :, k] for k in range(B.shape[2])])
-    if B.shape[1] == A.shape[1]:
-        return A_gradient, g[..., None] * A[:, :, None]
-    B_gradient = _total([g[:, r, :, None] * A[:, r, None] for r in range(A.shape[1])])
-    return A_gradient, B_gradient[:, None]
-
-
-inner_products.defvjp(_inner_forward, _inner_backward)
+        return jnp.einsum("nrm,nrkm->nrk", A, B)
+    return jnp.einsum("nrm,nkm->nrk", A, B[:, 0])
