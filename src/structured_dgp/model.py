@@ -85,9 +85,8 @@ class DeepGP(eqx.Module):
     @wide_scope
     def propagate(self, x: Any, eps: Any) -> Outputs:
         """Theorem 1: hidden samples and the conditional moments of the outputs for noise ``eps`` (R, n, T_hidden)."""
-        x, eps = self._inputs(x), self._noise(eps)
-        if eps.shape[1] != x.shape[0]:
-            raise InputError(f"eps has noise for {eps.shape[1]} points, but x has {x.shape[0]} rows.")
+        x = self._inputs(x)
+        eps = self._noise(eps, x.shape[0])
         return self._checked(_propagate(self, x, eps), x)
 
     @wide_scope
@@ -121,9 +120,7 @@ class DeepGP(eqx.Module):
             raise InputError(f"x has {x.shape[0]} rows, but y has {y.shape[0]}.")
         if eps is None:
             eps = self._draw_noise(key, n_samples, x.shape[0])
-        eps = self._noise(eps)
-        if eps.shape[1] != x.shape[0]:
-            raise InputError(f"eps has noise for {eps.shape[1]} points, but x has {x.shape[0]} rows.")
+        eps = self._noise(eps, x.shape[0])
         scale = (x.shape[0] if n_data is None else n_data) / x.shape[0]
         return self._checked(_elbo(self, x, y, eps, jnp.asarray(scale, self.dtype)), x)
 
@@ -227,11 +224,13 @@ class DeepGP(eqx.Module):
             self.likelihood.check_targets(y)
         return jnp.asarray(y, self.dtype)
 
-    def _noise(self, eps: Any) -> Float[Array, "R n T_hidden"]:
+    def _noise(self, eps: Any, n_rows: int) -> Float[Array, "R n T_hidden"]:
         if np.ndim(eps) != 3 or np.shape(eps)[2] != self.n_hidden or np.shape(eps)[0] < 1:
             raise InputError(
                 f"eps must have shape (R, n, {self.n_hidden}) for widths {self.widths}; got {np.shape(eps)}."
             )
+        if np.shape(eps)[1] != n_rows:
+            raise InputError(f"eps has noise for {np.shape(eps)[1]} points, but x has {n_rows} rows.")
         if not is_traced(eps) and not np.isfinite(eps).all():
             raise InputError("eps has NaN or infinite values: draw it from a standard normal distribution.")
         return jnp.asarray(eps, self.dtype)
