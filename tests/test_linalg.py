@@ -1,6 +1,6 @@
 """The factorisation of kernel matrices: values, derivatives, and what happens when it fails."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import dense
@@ -15,12 +15,35 @@ from numpy.typing import NDArray
 from structured_dgp import RBF, DeepGP, Gaussian, Layer, Posterior
 from structured_dgp.exceptions import CholeskyError, NumericalError
 from structured_dgp.kernels import Kernel
-from structured_dgp.linalg import ESCALATIONS, jittered_cholesky, lower_half, whitener
+from structured_dgp.linalg import (
+    ESCALATIONS,
+    PANEL,
+    eliminate,
+    jittered_cholesky,
+    jittered_factors,
+    lower_half,
+    whitener,
+)
 from structured_dgp.precision import Precision
 
 M = 5
 
-cholesky, compiled_whitener = jax.jit(jittered_cholesky), jax.jit(whitener)
+Cholesky = Callable[[Array, float], tuple[Array, Array]]
+
+lapack, compiled_whitener, compiled_elimination = jax.jit(jittered_cholesky), jax.jit(whitener), jax.jit(eliminate)
+
+
+@jax.jit
+def elimination(K: Array, jitter: float) -> tuple[Array, Array]:
+    (L, _), used = jittered_factors(K, jitter)
+    return L, used
+
+
+@pytest.fixture(params=[lapack, elimination], ids=["lapack", "elimination"])
+def cholesky(request: pytest.FixtureRequest) -> Cholesky:
+    """Both ways to a Cholesky factor with as much jitter as it needs."""
+    way: Cholesky = request.param
+    return way
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +83,27 @@ def test_the_whitener_is_the_inverse_of_the_cholesky_factor(jitter: float) -> No
     np.testing.assert_allclose(W, expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("size", [1, 2, PANEL - 1, PANEL, PANEL + 1, 3 * PANEL + 5])
+def test_elimination_gives_the_factor_and_its_inverse(size: int) -> None:
+    rng = np.random.default_rng(size)
+    root = rng.standard_normal((size, size + 3))
+    K = root @ root.T / size + 0.1 * np.eye(size)
+    L, W = compiled_elimination(jnp.asarray(K))
+    assert not np.any(np.triu(L, 1))
+    assert not np.any(np.triu(W, 1))
+    np.testing.assert_allclose(L, np.linalg.cholesky(K), rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(W, np.linalg.inv(np.linalg.cholesky(K)), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("place", [0, PANEL - 1, PANEL + 2])
+def test_elimination_of_an_indefinite_matrix_ends_in_nan(place: int) -> None:
+    K = np.eye(PANEL + 3)
+    K[place, place] = -1.0
+    L, W = compiled_elimination(jnp.asarray(K))
+    assert np.isnan(L[-1, -1])
+    assert np.isnan(W).any()
+
+
 @pytest.mark.parametrize("jitter", [0.0, 0.1])
 def test_its_derivative_is_that_of_a_plain_factorisation(jitter: float) -> None:
     K, G = jnp.asarray(random_matrix(2)), np.random.default_rng(3).standard_normal((M, M))
@@ -93,14 +137,14 @@ def test_its_derivatives_are_those_of_finite_differences() -> None:
 @pytest.mark.parametrize(
     ("lowest", "expected"), [(0.3, 1e-6), (-3e-7, 1e-6), (-3e-6, 1e-5), (-3e-4, 1e-3), (-3e-3, 1e-2)]
 )
-def test_the_jitter_grows_until_it_is_enough_and_no_further(lowest: float, expected: float) -> None:
+def test_the_jitter_grows_until_it_is_enough_and_no_further(cholesky: Cholesky, lowest: float, expected: float) -> None:
     K = random_matrix(6, lowest)
     L, used = cholesky(jnp.asarray(K), 1e-6)
     np.testing.assert_allclose(used, expected, rtol=1e-12)
     np.testing.assert_allclose(L @ L.T, K + expected * np.eye(M), rtol=1e-10, atol=1e-12)
 
 
-def test_the_jitter_grows_with_the_matrix() -> None:
+def test_the_jitter_grows_with_the_matrix(cholesky: Cholesky) -> None:
     """From the second attempt on: the first adds exactly what was asked for."""
     K = 100.0 * random_matrix(6)
     np.testing.assert_allclose(cholesky(jnp.asarray(K), 1e-6)[1], 1e-6, rtol=1e-12)
@@ -111,7 +155,7 @@ def test_the_jitter_grows_with_the_matrix() -> None:
 
 @pytest.mark.parametrize("jitter", [0.0, 1e-16, 1e-12])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_duplicate_points_are_cured_by_a_small_jitter(jitter: float, dtype: type) -> None:
+def test_duplicate_points_are_cured_by_a_small_jitter(cholesky: Cholesky, jitter: float, dtype: type) -> None:
     K = np.ones((M, M), dtype)
     L, used = cholesky(jnp.asarray(K), jitter)
     eps = np.finfo(dtype).eps
@@ -127,7 +171,7 @@ def test_only_the_failing_matrix_gets_more_jitter() -> None:
     np.testing.assert_allclose(L[0], np.linalg.cholesky(healthy + 1e-6 * np.eye(M)), rtol=1e-12, atol=1e-14)
 
 
-def test_the_derivative_after_an_escalation_takes_the_jitter_as_given() -> None:
+def test_the_derivative_after_an_escalation_takes_the_jitter_as_given(cholesky: Cholesky) -> None:
     K, G = random_matrix(9, -3e-4), np.random.default_rng(9).standard_normal((M, M))
     used = float(cholesky(jnp.asarray(K), 1e-6)[1])
     gradient = jax.grad(lambda K: jnp.sum(G * whitener(K, 1e-6)))(jnp.asarray(K))
@@ -137,7 +181,7 @@ def test_the_derivative_after_an_escalation_takes_the_jitter_as_given() -> None:
 
 @pytest.mark.parametrize("place", [(0, 0), (3, 1), (4, 4)])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_numbers_that_are_not_finite_come_back_as_nan(place: tuple[int, int], value: float) -> None:
+def test_numbers_that_are_not_finite_come_back_as_nan(cholesky: Cholesky, place: tuple[int, int], value: float) -> None:
     K = random_matrix(10)
     K[place] = K[place[::-1]] = value
     L, used = cholesky(jnp.asarray(K), 1e-6)
@@ -147,7 +191,7 @@ def test_numbers_that_are_not_finite_come_back_as_nan(place: tuple[int, int], va
     assert np.isnan(compiled_whitener(jnp.asarray(K), 1e-6)).any()
 
 
-def test_a_hopeless_matrix_comes_back_as_nan_after_the_last_attempt() -> None:
+def test_a_hopeless_matrix_comes_back_as_nan_after_the_last_attempt(cholesky: Cholesky) -> None:
     L, used = cholesky(jnp.asarray(random_matrix(11, -0.2)), 1e-6)
     assert np.isnan(L[-1, -1])
     np.testing.assert_allclose(used, 1e-6 * 10.0**ESCALATIONS, rtol=1e-12)

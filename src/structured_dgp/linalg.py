@@ -12,10 +12,12 @@ of the model turn it into a :class:`~structured_dgp.exceptions.CholeskyError` th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, ArrayLike, Float
 
 JITTER = 1e-6
@@ -23,6 +25,9 @@ JITTER = 1e-6
 
 ESCALATIONS = 4
 """How often the jitter of a failing matrix is multiplied by ten: from 1e-6 up to 1e-2."""
+
+PANEL = 32
+"""How many rows ``eliminate`` works on before it updates the rest."""
 
 
 def lower_half(a: Float[Array, "*batch M M"]) -> Float[Array, "*batch M M"]:
@@ -35,34 +40,90 @@ def jittered_cholesky(K: Float[Array, "M M"], jitter: ArrayLike) -> tuple[Float[
 
     The first attempt adds exactly ``jitter``; later ones scale it with the mean of the diagonal of K.
     """
+    (L,), used = _with_enough_jitter(lambda K: (jnp.linalg.cholesky(K, symmetrize_input=False),), K, jitter)
+    return L, used
+
+
+def jittered_factors(
+    K: Float[Array, "M M"], jitter: ArrayLike
+) -> tuple[tuple[Float[Array, "M M"], Float[Array, "M M"]], Float[Array, ""]]:
+    """The same for (L, L⁻¹), by ``eliminate``."""
+    return _with_enough_jitter(eliminate, K, jitter)
+
+
+_Factors = TypeVar("_Factors", bound=tuple[Array, ...])
+
+
+def _with_enough_jitter(
+    factorise: Callable[[Float[Array, "M M"]], _Factors], K: Float[Array, "M M"], jitter: ArrayLike
+) -> tuple[_Factors, Float[Array, ""]]:
+    """``factorise(K + jitter·I)``, again with ten times the jitter while the last entry of the first factor is NaN."""
     scale = jnp.maximum(jnp.mean(jnp.diagonal(K)), 1.0)
     smallest = jnp.maximum(jitter, np.finfo(K.dtype).eps)  # a smaller one, such as 0, would not grow
     eye = jnp.eye(K.shape[0], dtype=K.dtype)
+    hopeless = ~jnp.isfinite(scale)  # a NaN in K cannot be cured by jitter
 
-    def attempt(amount: Float[Array, ""]) -> Float[Array, "M M"]:
-        return jnp.linalg.cholesky(K + amount * eye, symmetrize_input=False)
+    def unfinished(state: tuple[_Factors, Array, Array]) -> Array:
+        factors, _, tries = state
+        failed = ~jnp.isfinite(factors[0][-1, -1])
+        return (tries == 0) | (failed & (tries <= ESCALATIONS) & ~hopeless)
 
-    def failed(state: tuple[Array, Array, Array]) -> Array:
-        L, _, tries = state
-        # A NaN in K cannot be cured by jitter.
-        return ~jnp.isfinite(L[-1, -1]) & (tries < ESCALATIONS) & jnp.isfinite(scale)
-
-    def escalate(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def attempt(state: tuple[_Factors, Array, Array]) -> tuple[_Factors, Array, Array]:
         _, _, tries = state
-        amount = scale * jnp.asarray(smallest * 10.0 ** (tries + 1), K.dtype)
-        return attempt(amount), amount, tries + 1
+        amount = jnp.where(tries == 0, jitter, scale * smallest * 10.0**tries).astype(K.dtype)
+        return factorise(K + amount * eye), amount, tries + 1
 
-    first = jnp.asarray(jitter, K.dtype)
-    L, used, _ = jax.lax.while_loop(failed, escalate, (attempt(first), first, jnp.asarray(0)))
+    nothing = jax.tree.map(lambda part: jnp.full(part.shape, jnp.nan, part.dtype), jax.eval_shape(factorise, K))
+    start = (nothing, jnp.zeros((), K.dtype), jnp.asarray(0))
+    factors, used, _ = jax.lax.while_loop(unfinished, attempt, start)
     # Some LAPACKs factorise an infinite diagonal without complaint.
-    return jnp.where(jnp.isfinite(scale), L, jnp.nan), used
+    return jax.tree.map(lambda part: jnp.where(hopeless, jnp.nan, part), factors), used
+
+
+def eliminate(K: Float[Array, "M M"]) -> tuple[Float[Array, "M M"], Float[Array, "M M"]]:
+    """(L, L⁻¹) with L Lᵀ = K, by Gaussian elimination of [K | I] into [Lᵀ | L⁻¹]; NaN if K is not positive definite.
+
+    This is for the inner loop of training, where calling LAPACK costs far more than its arithmetic: after each call
+    the threads of its BLAS wait for more in a busy loop, on the cores that the compiled program needs.
+    """
+    size = K.shape[0]
+    padded = size + -size % PANEL
+    grid = jnp.eye(padded, 2 * padded, dtype=K.dtype) + jnp.eye(padded, 2 * padded, padded, dtype=K.dtype)
+    grid = grid.at[:size, :size].set(K)
+    row = jnp.arange(padded)[:, None]
+
+    def next_panel(panel: Array, grid: Float[Array, "N _"]) -> Float[Array, "N _"]:
+        first = panel * PANEL
+        rows = jax.lax.dynamic_slice_in_dim(grid, first, PANEL, axis=0)
+        columns = jax.lax.dynamic_slice_in_dim(grid, first, PANEL, axis=1)
+        inverse = _eliminate_panel(jax.lax.dynamic_slice_in_dim(rows, first, PANEL, axis=1))
+        rows = inverse @ rows
+        below = jnp.where(row >= first + PANEL, columns @ inverse.T, 0.0)
+        return jax.lax.dynamic_update_slice_in_dim(grid - below @ rows, rows, first, axis=0)
+
+    grid = jax.lax.fori_loop(0, padded // PANEL, next_panel, grid)
+    return jnp.triu(grid[:size, :size]).T, jnp.tril(grid[:size, padded : padded + size])
+
+
+def _eliminate_panel(K: Float[Array, "P P"]) -> Float[Array, "P P"]:
+    """L⁻¹ of a small matrix, one row after the other."""
+    size = K.shape[0]
+    row = jnp.arange(size)[:, None]
+
+    def next_row(j: Array, grid: Float[Array, "P _"]) -> Float[Array, "P _"]:
+        root = jnp.sqrt(grid[j, j])
+        pivot = grid[j] / root
+        below = jnp.where(row > j, grid[:, j][:, None] / root, 0.0)
+        return (grid - below * pivot).at[j].set(pivot)
+
+    return jax.lax.fori_loop(0, size, next_row, jnp.concatenate([K, jnp.eye(size, dtype=K.dtype)], axis=1))[:, size:]
 
 
 @jax.custom_vjp
 def whitener(K: Float[Array, "M M"], jitter: ArrayLike) -> Float[Array, "M M"]:
     """W = L⁻¹ with L Lᵀ = K + jitter·I (lower triangular)."""
-    L, _ = jittered_cholesky(K, jitter)
-    return solve_triangular(L, jnp.eye(K.shape[0], dtype=K.dtype), lower=True)
+    (_, W), _ = jittered_factors(K, jitter)
+    return W
 
 
 def _whitener_forward(K: Array, jitter: ArrayLike) -> tuple[Array, Array]:

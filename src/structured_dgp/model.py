@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from structured_dgp.exceptions import CholeskyError, CouplingError, InputError, NumericalError
 from structured_dgp.likelihoods import Likelihood
-from structured_dgp.linalg import JITTER, jittered_cholesky
+from structured_dgp.linalg import JITTER, jittered_cholesky, jittered_factors
 from structured_dgp.noise import low_discrepancy_noise
 from structured_dgp.parameters import cast
 from structured_dgp.posterior import AbstractPosterior
@@ -172,7 +172,7 @@ class DeepGP(eqx.Module):
         C = np.array(self.posterior.factor(), np.float64).reshape(len(structure.gps), M, -1)
         for gp in structure.gps:
             layer = cast(self.layers[gp.layer], jnp.float64)
-            L, _ = _cholesky(layer.kernel.gram(layer.inducing), self.jitter)
+            (L, _), _ = _factors(layer.kernel.gram(layer.inducing), self.jitter)
             C[gp.index] = np.asarray(L) @ C[gp.index]
         flat = C.reshape(len(structure.gps) * M, -1)
         return flat @ flat.T
@@ -189,7 +189,7 @@ class DeepGP(eqx.Module):
             K = working.kernel.gram(working.inducing)
             if not np.isfinite(K).all():
                 raise NumericalError(f"layer {index}: its kernel matrix has NaN or infinite entries.")
-            L, used = _cholesky(K, self.jitter)
+            (L, _), used = _factors(K, self.jitter)
             if not np.isfinite(L).all():
                 raise CholeskyError(
                     f"layer {index}: its kernel matrix is not positive definite even with jitter "
@@ -287,7 +287,7 @@ def _check_likelihood(likelihood: Likelihood, n_outputs: int) -> None:
     jax.eval_shape(likelihood.expected_log_prob, *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
 
 
-_cholesky = jax.jit(jittered_cholesky)
+_factors = jax.jit(jittered_factors)
 
 
 def _prepared(model: DeepGP) -> tuple[PreparedLayer, ...]:

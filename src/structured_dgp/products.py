@@ -38,7 +38,7 @@ def matmul_transposed(a: Float[Array, "n k"], b: Float[Array, "m k"]) -> Float[A
 
 def _matmul_transposed_backward(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     a, b = residuals
-    return g @ b, transposed(g) @ a
+    return g @ b, (transposed(a) @ g).T
 
 
 matmul_transposed.defvjp(lambda a, b: (a @ b.T, (a, b)), _matmul_transposed_backward)
