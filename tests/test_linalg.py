@@ -30,7 +30,7 @@ M = 5
 
 Cholesky = Callable[[Array, float], tuple[Array, Array]]
 
-lapack, compiled_whitener, compiled_elimination = jax.jit(jittered_cholesky), jax.jit(whitener), jax.jit(eliminate)
+lapack, compiled_whitener, compiled_elimination = jittered_cholesky, jax.jit(whitener), eliminate
 
 
 @jax.jit

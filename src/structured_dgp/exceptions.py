@@ -1,5 +1,9 @@
 """The errors and warnings this library raises; each message says what is wrong and what to write instead."""
 
+from __future__ import annotations
+
+from typing import Any
+
 
 class StructuredDGPError(Exception):
     """Base class of every error raised on purpose by this library."""
@@ -19,6 +23,18 @@ class NumericalError(StructuredDGPError, ArithmeticError):
 
 class CholeskyError(NumericalError):
     """A kernel matrix stayed indefinite up to the largest jitter allowed."""
+
+
+class TrainingError(NumericalError):
+    """Training could not go on; ``model`` is the last good one, ``history`` what led there."""
+
+    def __init__(self, message: str, model: Any, history: Any) -> None:
+        super().__init__(message)
+        self.model, self.history = model, history
+
+
+class CheckpointError(StructuredDGPError):
+    """A file that cannot be trusted, or that belongs to another run."""
 
 
 class StructuredDGPWarning(UserWarning):

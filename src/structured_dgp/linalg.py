@@ -35,6 +35,7 @@ def lower_half(a: Float[Array, "*batch M M"]) -> Float[Array, "*batch M M"]:
     return jnp.tril(a) - 0.5 * jnp.eye(a.shape[-1], dtype=a.dtype) * a
 
 
+@jax.jit
 def jittered_cholesky(K: Float[Array, "M M"], jitter: ArrayLike) -> tuple[Float[Array, "M M"], Float[Array, ""]]:
     """Lower Cholesky factor of K + jitter·I and the jitter that was needed; NaN where even the largest one fails.
 
@@ -44,6 +45,7 @@ def jittered_cholesky(K: Float[Array, "M M"], jitter: ArrayLike) -> tuple[Float[
     return L, used
 
 
+@jax.jit
 def jittered_factors(
     K: Float[Array, "M M"], jitter: ArrayLike
 ) -> tuple[tuple[Float[Array, "M M"], Float[Array, "M M"]], Float[Array, ""]]:
@@ -80,6 +82,7 @@ def _with_enough_jitter(
     return jax.tree.map(lambda part: jnp.where(hopeless, jnp.nan, part), factors), used
 
 
+@jax.jit
 def eliminate(K: Float[Array, "M M"]) -> tuple[Float[Array, "M M"], Float[Array, "M M"]]:
     """(L, L⁻¹) with L Lᵀ = K, by Gaussian elimination of [K | I] into [Lᵀ | L⁻¹]; NaN if K is not positive definite.
 
@@ -87,21 +90,22 @@ def eliminate(K: Float[Array, "M M"]) -> tuple[Float[Array, "M M"], Float[Array,
     the threads of its BLAS wait for more in a busy loop, on the cores that the compiled program needs.
     """
     size = K.shape[0]
-    padded = size + -size % PANEL
+    panel = min(PANEL, size)
+    padded = size + -size % panel
     grid = jnp.eye(padded, 2 * padded, dtype=K.dtype) + jnp.eye(padded, 2 * padded, padded, dtype=K.dtype)
     grid = grid.at[:size, :size].set(K)
     row = jnp.arange(padded)[:, None]
 
-    def next_panel(panel: Array, grid: Float[Array, "N _"]) -> Float[Array, "N _"]:
-        first = panel * PANEL
-        rows = jax.lax.dynamic_slice_in_dim(grid, first, PANEL, axis=0)
-        columns = jax.lax.dynamic_slice_in_dim(grid, first, PANEL, axis=1)
-        inverse = _eliminate_panel(jax.lax.dynamic_slice_in_dim(rows, first, PANEL, axis=1))
+    def next_panel(index: Array, grid: Float[Array, "N _"]) -> Float[Array, "N _"]:
+        first = index * panel
+        rows = jax.lax.dynamic_slice_in_dim(grid, first, panel, axis=0)
+        columns = jax.lax.dynamic_slice_in_dim(grid, first, panel, axis=1)
+        inverse = _eliminate_panel(jax.lax.dynamic_slice_in_dim(rows, first, panel, axis=1))
         rows = inverse @ rows
-        below = jnp.where(row >= first + PANEL, columns @ inverse.T, 0.0)
+        below = jnp.where(row >= first + panel, columns @ inverse.T, 0.0)
         return jax.lax.dynamic_update_slice_in_dim(grid - below @ rows, rows, first, axis=0)
 
-    grid = jax.lax.fori_loop(0, padded // PANEL, next_panel, grid)
+    grid = jax.lax.fori_loop(0, padded // panel, next_panel, grid)
     return jnp.triu(grid[:size, :size]).T, jnp.tril(grid[:size, padded : padded + size])
 
 

@@ -172,7 +172,7 @@ class DeepGP(eqx.Module):
         C = np.array(self.posterior.factor(), np.float64).reshape(len(structure.gps), M, -1)
         for gp in structure.gps:
             layer = cast(self.layers[gp.layer], jnp.float64)
-            (L, _), _ = _factors(layer.kernel.gram(layer.inducing), self.jitter)
+            (L, _), _ = jittered_factors(layer.kernel.gram(layer.inducing), self.jitter)
             C[gp.index] = np.asarray(L) @ C[gp.index]
         flat = C.reshape(len(structure.gps) * M, -1)
         return flat @ flat.T
@@ -185,11 +185,10 @@ class DeepGP(eqx.Module):
                 if not np.isfinite(leaf).all():
                     name = jax.tree_util.keystr(path)
                     raise NumericalError(f"layer {index}: parameter {name} is NaN or infinite: lower the step size.")
-            working = cast(layer, jnp.float64) if self.precision == "mixed" else layer
-            K = working.kernel.gram(working.inducing)
+            K = self._gram(index)
             if not np.isfinite(K).all():
                 raise NumericalError(f"layer {index}: its kernel matrix has NaN or infinite entries.")
-            (L, _), used = _factors(K, self.jitter)
+            (L, _), used = jittered_factors(K, self.jitter)
             if not np.isfinite(L).all():
                 raise CholeskyError(
                     f"layer {index}: its kernel matrix is not positive definite even with jitter "
@@ -202,6 +201,17 @@ class DeepGP(eqx.Module):
                 if not np.isfinite(leaf).all():
                     name = f"{type(part).__name__}{jax.tree_util.keystr(path)}"
                     raise NumericalError(f"{name} is NaN or infinite: lower the step size.")
+
+    @wide_scope
+    def used_jitter(self) -> tuple[float, ...]:
+        """What has to be added to the diagonal of each layer's kernel matrix: more than ``jitter`` in hard cases."""
+        return tuple(float(jittered_factors(self._gram(index), self.jitter)[1]) for index in range(len(self.layers)))
+
+    def _gram(self, index: int) -> Float[Array, "M M"]:
+        """The kernel matrix of a layer in the precision in which it is factorised."""
+        layer = self.layers[index]
+        layer = cast(layer, jnp.float64) if self.precision == "mixed" else layer
+        return layer.kernel.gram(layer.inducing)
 
     def _checked(self, result: Any, *context: Any) -> Any:
         """``result``, after an error has been raised for numbers that are not finite (never inside a trace)."""
@@ -285,9 +295,6 @@ def _check_likelihood(likelihood: Likelihood, n_outputs: int) -> None:
     """Let a likelihood refuse a number of outputs that its parameters do not fit."""
     shapes = [(1, n_outputs), (1, 1, n_outputs), (1, 1, n_outputs, n_outputs)]
     jax.eval_shape(likelihood.expected_log_prob, *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
-
-
-_factors = jax.jit(jittered_factors)
 
 
 def _prepared(model: DeepGP) -> tuple[PreparedLayer, ...]:

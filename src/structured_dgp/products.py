@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
-def transposed(a: Float[Array, "n m"]) -> Float[Array, "m n"]:
+def transposed(a: Float[Array, "*batch n m"]) -> Float[Array, "*batch m n"]:
     """aᵀ, written out."""
-    return jax.lax.optimization_barrier(a.T)
+    return jax.lax.optimization_barrier(jnp.swapaxes(a, -1, -2))
 
 
 @jax.custom_vjp

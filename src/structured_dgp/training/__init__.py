@@ -1,0 +1,18 @@
+"""Training: natural gradients for every coupling, early stopping, checkpoints."""
+
+from structured_dgp.training.history import History, Record
+from structured_dgp.training.loop import Trained, train
+from structured_dgp.training.natural import natural_direction, natural_gradient, retract
+from structured_dgp.training.settings import PRESETS, Settings
+
+__all__ = [
+    "PRESETS",
+    "History",
+    "Record",
+    "Settings",
+    "Trained",
+    "natural_direction",
+    "natural_gradient",
+    "retract",
+    "train",
+]

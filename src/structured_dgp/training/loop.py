@@ -1,0 +1,393 @@
+"""The training run: chunks of compiled steps, and between them records, scores, checkpoints and the choice to stop."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from structured_dgp.exceptions import CheckpointError, InputError, StructuredDGPWarning, TrainingError
+from structured_dgp.likelihoods import Gaussian
+from structured_dgp.model import DeepGP
+from structured_dgp.parameters import trainable_mask
+from structured_dgp.precision import wide_scope
+from structured_dgp.training.checkpoint import (
+    Checkpoint,
+    latest_checkpoint,
+    named_arrays,
+    restored,
+    write_checkpoint,
+)
+from structured_dgp.training.history import History, Record
+from structured_dgp.training.progress import watcher
+from structured_dgp.training.settings import Settings, as_settings
+from structured_dgp.training.step import Minibatches, State, StepInfo, compile_steps, initial_state
+from structured_dgp.validation import as_matrix
+
+Reason: TypeAlias = Literal["max_steps", "max_seconds", "patience", "plateau", "callback"]
+
+CALL_SECONDS = 1.0  # how long one compiled call may take, so that the run can be watched and stopped
+CHUNK = 50  # and how many steps it has at most
+CHECKPOINT_SECONDS = 60.0
+LIMITS = ("max_steps", "max_seconds", "patience", "plateau", "min_steps", "refit")  # may change when a run goes on
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The result of a run.
+
+    Attributes:
+        model: the trained model: the best one by hold-out score if there was one, the last one otherwise.
+        history: what happened.
+        reason: why the run ended.
+        steps: how many steps were made.
+        best_step: the step of ``model``.
+        seconds: how long it took, compilation included.
+    """
+
+    model: DeepGP
+    history: History
+    reason: Reason
+    steps: int
+    best_step: int
+    seconds: float
+
+
+@wide_scope
+def train(
+    model: DeepGP,
+    x: Any,
+    y: Any,
+    settings: str | Settings = "default",
+    *,
+    checkpoint: str | Path | None = None,
+    checkpoint_steps: int | None = None,
+    checkpoint_seconds: float | None = CHECKPOINT_SECONDS,
+    log: str | Path | None = None,
+    callback: Callable[[Record], bool | None] | None = None,
+    verbose: int = 0,
+    **changes: Any,
+) -> Trained:
+    """Train ``model`` on standardised data.
+
+    Args:
+        model: where to start; a trained one goes on from where it is.
+        x: inputs (n, D).
+        y: targets (n, P); (n,) for a single output.
+        settings: ``"default"``, ``"paper"`` or a :class:`Settings`; single values can be changed by name.
+        checkpoint: a folder for checkpoints. If it holds one of this very run, the run goes on from there.
+        checkpoint_steps: write one every so many steps,
+        checkpoint_seconds: or after so many seconds, and at the end.
+        log: a file that gets one line of JSON per record.
+        callback: is shown each record; the run ends when it returns True.
+        verbose: 0 for silence; otherwise a progress line if the output is a terminal.
+
+    Raises:
+        TrainingError: too many steps failed in a row. It holds the last good model and the history.
+    """
+    settings = as_settings(settings).changed(**changes)
+    x, y = _checked_data(model, x, y)
+    run = _Run(model, x, y, settings)
+    if checkpoint is not None:
+        run.resume(checkpoint)
+    saver = _Saver(checkpoint, checkpoint_steps, checkpoint_seconds)
+    trained = run.go(saver, _Log(log, run.history), callback, verbose)
+    if settings.refit and trained.reason in ("patience", "plateau"):
+        again = settings.changed(
+            holdout=0.0, patience=None, plateau=None, refit=False, max_steps=max(1, trained.best_step)
+        )
+        full = _Run(model, x, y, again).go(_Saver(None, None, None), _Log(None, History()), callback, verbose)
+        seconds = trained.seconds + full.seconds
+        return Trained(full.model, trained.history, trained.reason, trained.steps, trained.best_step, seconds)
+    return trained
+
+
+def _checked_data(model: DeepGP, x: Any, y: Any) -> tuple[Float[np.ndarray, "n D"], Float[np.ndarray, "n P"]]:
+    x = as_matrix(x, "x", model.layers[0].inducing.shape[1])
+    y = as_matrix(np.reshape(y, (-1, 1)) if np.ndim(y) == 1 else y, "y", model.widths[-1])
+    if len(x) != len(y):
+        raise InputError(f"x has {len(x)} rows, but y has {len(y)}.")
+    model.likelihood.check_targets(y)
+    return x, y
+
+
+def holdout_rows(n_rows: int, settings: Settings) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"]]:
+    """The rows to train on and the rows to score on."""
+    wanted = min(round(settings.holdout * n_rows), settings.holdout_rows, n_rows - 1)
+    order = np.random.default_rng([settings.seed, 2**31]).permutation(n_rows)
+    return np.sort(order[wanted:]), np.sort(order[:wanted])
+
+
+class _Run:
+    """One run: the state, and everything that does not change."""
+
+    def __init__(
+        self, model: DeepGP, x: Float[np.ndarray, "n D"], y: Float[np.ndarray, "n P"], settings: Settings
+    ) -> None:
+        self.start, self.settings = model, settings
+        train_rows, score_rows = holdout_rows(len(x), settings)
+        self.x, self.y = (jnp.asarray(part[train_rows], model.dtype) for part in (x, y))
+        self.x_score, self.y_score = x[score_rows], y[score_rows]
+        self.batches = Minibatches(len(train_rows), settings.batch_size, settings.seed)
+        self.chunk = min(CHUNK, settings.score_every)
+        optimizer = settings.make_optimizer()
+        self.adam_rate, self.natural_rate = settings.rates()
+        self.state = initial_state(model, optimizer)
+        self.compiled = compile_steps(
+            model,
+            optimizer,
+            n_samples=settings.n_samples if model.n_hidden else 1,
+            n_data=len(train_rows),
+            chunk=self.chunk,
+            max_failures=settings.max_failures,
+        )
+        self.key = jax.random.key(settings.seed)
+        self.history = History()
+        self.best: tuple[DeepGP, int, float] | None = None
+        self.before = 0.0  # seconds of earlier parts of this run
+        self.fingerprint = _fingerprint(model, x, y, settings)
+
+    @property
+    def step(self) -> int:
+        return int(self.state.step)
+
+    def model(self, parameters: DeepGP | None = None) -> DeepGP:
+        """The model with the current, or with the given, parameters."""
+        _, fixed = eqx.partition(self.start, trainable_mask(self.start))
+        chosen = self.state.parameters if parameters is None else parameters
+        return eqx.combine(jax.tree.map(jnp.copy, chosen), fixed)
+
+    def go(self, saver: _Saver, log: _Log, callback: Callable[[Record], bool | None] | None, verbose: int) -> Trained:
+        """Run to the end."""
+        began = time.perf_counter()
+        settings = self.settings
+        rate, pending = 0.0, _Mean()
+        reason: Reason | None = "max_steps" if self.step >= settings.max_steps else None
+        with watcher(verbose, settings.max_steps) as display:
+            while reason is None:
+                boundary = min(settings.max_steps, (self.step // settings.score_every + 1) * settings.score_every)
+                attempts = min(boundary - self.step, self.chunk, max(1, int(CALL_SECONDS * rate)))
+                call_began, first = time.perf_counter(), self.step
+                info = self._advance(attempts)
+                rate = (self.step - first) / (time.perf_counter() - call_began)
+                pending.add(info)
+                seconds = self.before + time.perf_counter() - began
+                if int(self.state.in_a_row) >= settings.max_failures:
+                    saver.save(self, seconds)
+                    raise self._failure()
+                out_of_time = settings.max_seconds is not None and seconds >= settings.max_seconds
+                if self.step < boundary and not out_of_time:
+                    continue
+                record = self._record(pending, seconds)
+                pending = _Mean()
+                log.write(record)
+                display.show(record, rate)
+                wants_end = callback is not None and callback(record) is True
+                reason = self._reason(out_of_time, wants_end)
+                if saver.is_due(self.step) or reason is not None:
+                    saver.save(self, self.before + time.perf_counter() - began)
+        parameters, best_step, _ = self.best or (None, self.step, 0.0)
+        seconds = self.before + time.perf_counter() - began
+        return Trained(self.model(parameters), self.history, reason, self.step, best_step, seconds)
+
+    def _advance(self, attempts: int) -> StepInfo:
+        """Up to ``attempts`` steps; what they were like."""
+        rows = self.batches.rows(self.step, self.chunk)
+        self.state, info, tries = self.compiled(self.state, self.x, self.y, rows, attempts, self.key)
+        return jax.tree.map(lambda part: np.asarray(part)[: int(tries)], info)
+
+    def _record(self, pending: _Mean, seconds: float) -> Record:
+        """A record of the current step, scored at multiples of ``score_every`` and at the end."""
+        model, step = self.model(), self.step
+        score = None
+        if len(self.x_score):
+            score = float(np.mean(model.predict(self.x_score, self.settings.score_draws).log_prob(self.y_score)))
+            if self.best is None or score > self.best[2]:
+                self.best = jax.tree.map(jnp.copy, self.state.parameters), step, score
+        natural = self.settings.optimizer == "natural"
+        jitter = model.used_jitter()
+        data, kl, length = pending.means()
+        noise = float(jnp.mean(model.likelihood.variance)) if isinstance(model.likelihood, Gaussian) else None
+        record = Record(
+            step=step,
+            elbo=data - kl,
+            data=data,
+            kl=kl,
+            score=score,
+            learning_rate=float(self.adam_rate(step)),
+            natural_rate=float(self.natural_rate(step)) if natural else None,
+            natural_length=length if natural else None,
+            noise=noise,
+            jitter=jitter,
+            jitter_events=sum(used > 1.001 * model.jitter for used in jitter),
+            failures=int(self.state.failures),
+            seconds=seconds,
+        )
+        self.history.records.append(record)
+        return record
+
+    def _reason(self, out_of_time: bool, wants_end: bool) -> Reason | None:
+        """Why the run should end now, if it should."""
+        settings, step = self.settings, self.step
+        if step >= settings.max_steps:
+            return "max_steps"
+        if out_of_time:
+            return "max_seconds"
+        if wants_end:
+            return "callback"
+        if step < settings.min_steps:
+            return None
+        if settings.patience is not None and self.best is not None:
+            since = [record for record in self.history.scored if record.step > self.best[1]]
+            if len(since) >= settings.patience:
+                return "patience"
+        if settings.plateau is not None and _is_flat(self.history["elbo"], settings.plateau):
+            return "plateau"
+        return None
+
+    def _failure(self) -> TrainingError:
+        """The error for too many failed steps in a row, which says where the first bad number is."""
+        model = self.model()
+        rows = self.batches.rows(self.step, 1)[0]
+        x, y = self.x[rows], self.y[rows]
+
+        def elbo(parameters: DeepGP) -> Any:
+            key = jax.random.fold_in(self.key, self.state.step)
+            return eqx.combine(parameters, model).elbo(x, y, key=key, n_samples=self.settings.n_samples)
+
+        gradient = jax.grad(elbo)(self.state.parameters)
+        bad = [
+            jax.tree_util.keystr(path)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(gradient)
+            if not np.isfinite(leaf).all()
+        ]
+        where = f"the gradient of {bad[0].lstrip('.')} is not finite" if bad else "the update is not finite"
+        return TrainingError(
+            f"step {self.step} failed {self.settings.max_failures} times in a row, each time with half the step size: "
+            f"{where}. The last good state is kept. Try a smaller learning_rate or natural_rate, precision='float64', "
+            "a larger jitter, or look for extreme values in the data.",
+            model=model,
+            history=self.history,
+        )
+
+    def checkpoint(self, seconds: float) -> Checkpoint:
+        """All that is needed to go on."""
+        arrays = named_arrays("state", self.state)
+        facts: dict[str, Any] = {
+            "fingerprint": self.fingerprint,
+            "settings": self.settings.as_dict(),
+            "seconds": seconds,
+            "history": [record.__dict__ for record in self.history.records],
+            "best": None,
+        }
+        if self.best is not None:
+            parameters, step, score = self.best
+            arrays |= named_arrays("best", parameters)
+            facts["best"] = {"step": step, "score": score}
+        return Checkpoint(arrays, facts)
+
+    def resume(self, folder: str | Path) -> None:
+        """Take over the latest checkpoint of this run, if there is one."""
+        checkpoint = latest_checkpoint(folder)
+        if checkpoint is None:
+            return
+        facts = checkpoint.facts
+        if facts["fingerprint"] != self.fingerprint:
+            raise CheckpointError(
+                f"{Path(folder).name} holds the checkpoint of another run: the data, the initial model or the settings "
+                "differ. Use another folder, or remove this one."
+            )
+        self.state = State(*restored("state", self.state, checkpoint.arrays))
+        self.history = History([Record.from_dict(record) for record in facts["history"]])
+        self.before = facts["seconds"]
+        if facts["best"] is not None:
+            parameters = restored("best", self.state.parameters, checkpoint.arrays)
+            self.best = parameters, facts["best"]["step"], facts["best"]["score"]
+
+
+def _fingerprint(model: DeepGP, x: np.ndarray, y: np.ndarray, settings: Settings) -> str:
+    """A hash of all that determines a run, but for when it ends."""
+    digest = hashlib.sha256()
+    kept = {name: value for name, value in settings.as_dict().items() if name not in LIMITS}
+    digest.update(repr(sorted(kept.items())).encode())
+    for name, value in {**named_arrays("", model), "x": x, "y": y}.items():
+        digest.update(f"{name} {value.dtype} {value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()
+
+
+def _is_flat(elbo: Float[np.ndarray, " n"], tolerance: float) -> bool:
+    """Whether the last quarter of the records grew by less than a fraction ``tolerance`` over the quarter before."""
+    quarter = len(elbo) // 4
+    if quarter < 3:
+        return False
+    late, early = elbo[-quarter:].mean(), elbo[-2 * quarter : -quarter].mean()
+    return bool(late - early < tolerance * abs(early))
+
+
+class _Mean:
+    """Means over the good attempts since the last record."""
+
+    def __init__(self) -> None:
+        self._parts: list[StepInfo] = []
+
+    def add(self, info: StepInfo) -> None:
+        self._parts.append(info)
+
+    def means(self) -> tuple[float, float, float]:
+        """Data term, KL and natural length."""
+        good = np.concatenate([part.good for part in self._parts])
+        values = (np.concatenate([getattr(part, name) for part in self._parts])[good] for name in StepInfo._fields[:3])
+        data, kl, length = (float(np.mean(value)) if len(value) else float("nan") for value in values)
+        return data, kl, length
+
+
+class _Log:
+    """A file that gets every record; a resumed run first writes those it already has."""
+
+    def __init__(self, path: str | Path | None, history: History) -> None:
+        self._path = None if path is None else Path(path)
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            history.write_jsonl(self._path)
+
+    def write(self, record: Record) -> None:
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(record.as_json() + "\n")
+
+
+class _Saver:
+    """Decides when to write a checkpoint; a disk that refuses is a warning, not the end of the run."""
+
+    def __init__(self, folder: str | Path | None, steps: int | None, seconds: float | None) -> None:
+        self._folder, self._steps, self._seconds = folder, steps, seconds
+        self._last_step, self._last_time = 0, time.perf_counter()
+
+    def is_due(self, step: int) -> bool:
+        by_steps = self._steps is not None and step - self._last_step >= self._steps
+        by_time = self._seconds is not None and time.perf_counter() - self._last_time >= self._seconds
+        return by_steps or by_time
+
+    def save(self, run: _Run, seconds: float) -> None:
+        if self._folder is None:
+            return
+        try:
+            write_checkpoint(self._folder, run.step, run.checkpoint(seconds))
+        except OSError as error:
+            warnings.warn(
+                f"no checkpoint at step {run.step}: {error}. Training goes on; earlier checkpoints are untouched.",
+                StructuredDGPWarning,
+                stacklevel=2,
+            )
+        self._last_step, self._last_time = run.step, time.perf_counter()

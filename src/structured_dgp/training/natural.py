@@ -1,0 +1,145 @@
+"""Natural gradients for every coupling.
+
+Block matrices with the pattern of a coupling form a group, so a posterior can be moved from within:
+
+    m ← m + C d,        C ← C r(X),        r(X) = I + X + …
+
+with X in the coupling's pattern, lower triangular on the diagonal. At X = 0 the Fisher information of N(m, C Cᵀ) is
+diagonal in (d, X): one for d and for the entries of X off the diagonal, two on it. The natural gradient of a loss with
+gradients g_m and G is therefore, for a step of size ρ,
+
+    d = -ρ Cᵀ g_m
+    X = -ρ mask(Cᵀ G), its diagonal halved
+
+and its squared length |d|² + Σ_{a≠b} X_ab² + 2 Σ_a X_aa² is twice the KL divergence of the step, to second order. A
+step that is longer than the trust region is shortened to its radius. With a radius below √2 the diagonal of I + X
+stays positive, so C never leaves its family, whatever the loss.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int
+
+from structured_dgp.couplings import Structure
+from structured_dgp.exceptions import InputError
+from structured_dgp.posterior import Posterior
+from structured_dgp.products import transposed
+
+Retraction = Literal["linear", "exponential", "inverse"]
+"""r(X) = I + X, I + X + X²/2, or I + X + X², the beginnings of exp(X) and of (I - X)⁻¹."""
+
+RADIUS_LIMIT = float(np.sqrt(2.0))
+
+
+class Direction(NamedTuple):
+    """A step in the group: ``mean`` is d, ``blocks`` is X, ``length`` its Fisher norm."""
+
+    mean: Float[Array, "T M"]
+    blocks: Float[Array, "B M M"]
+    length: Float[Array, ""]
+
+
+def natural_direction(posterior: Posterior, gradient: Posterior) -> Direction:
+    """The inverse Fisher information times the gradient, in the coordinates (d, X)."""
+    structure, C, G = posterior.structure, posterior.factor_blocks(), gradient.blocks
+    M = posterior.n_inducing
+    on_diagonal = np.array([i == k for i, k in structure.blocks])[:, None, None]
+    weight = np.where(on_diagonal, np.tril(np.ones((M, M))) - 0.5 * np.eye(M), 1.0)
+    X = jnp.asarray(weight, C.dtype) * _transposed_product(structure, C, G)
+    d = _transposed_times_vector(structure, C, gradient.mean)
+    fisher = jnp.asarray(np.where(on_diagonal, 1.0 + np.eye(M), 1.0), C.dtype)
+    return Direction(d, X, jnp.sqrt(jnp.sum(d**2) + jnp.sum(fisher * X**2)))
+
+
+def retract(posterior: Posterior, step: Direction, retraction: Retraction = "linear") -> Posterior:
+    """The posterior after a step in the group."""
+    structure, C, X = posterior.structure, posterior.factor_blocks(), step.blocks
+    move = group_product(structure, C, X)
+    if retraction != "linear":
+        move = move + (0.5 if retraction == "exponential" else 1.0) * group_product(structure, move, X)
+    mean = posterior.mean + _times_vector(structure, C, step.mean)
+    return Posterior(coupling=posterior.coupling, widths=posterior.widths, mean=mean, blocks=C + move)
+
+
+class NaturalState(NamedTuple):
+    """How many steps were made, and the Fisher norm of the last one before it was shortened."""
+
+    steps: Int[Array, ""]
+    length: Float[Array, ""]
+
+
+def natural_gradient(
+    learning_rate: float | optax.Schedule, radius: float = 1.0, retraction: Retraction = "linear"
+) -> optax.GradientTransformationExtraArgs:
+    """An Optax transformation: natural-gradient steps for every ``Posterior`` in the parameters.
+
+    Args:
+        learning_rate: ρ, a number or a schedule. 1 is the exact optimum of a quadratic loss.
+        radius: the largest length of a step in Fisher norm, below √2; a step of length ℓ changes the posterior by a KL
+            divergence of ℓ²/2.
+        retraction: how the step is taken.
+
+    Other parameters pass through unchanged: combine it with ``optax.partition``.
+    """
+    if not 0.0 < radius < RADIUS_LIMIT:
+        raise InputError(f"radius must be between 0 and √2, so that the factor stays invertible; got {radius}.")
+
+    def init(params: Any) -> NaturalState:
+        del params
+        return NaturalState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32))
+
+    def update(updates: Any, state: NaturalState, params: Any = None, **extra: Any) -> tuple[Any, NaturalState]:
+        del extra
+        if params is None:
+            raise ValueError("natural_gradient needs the parameters: optimiser.update(gradient, state, parameters).")
+        rate = learning_rate(state.steps) if callable(learning_rate) else learning_rate
+        lengths: list[Array] = []
+
+        def one(gradient: Any, posterior: Any) -> Any:
+            if not isinstance(posterior, Posterior):
+                return gradient
+            direction = natural_direction(posterior, gradient)
+            # The floor keeps a gradient of zero from dividing by zero.
+            size = jnp.minimum(rate, radius / jnp.maximum(direction.length, 1e-30)).astype(direction.length.dtype)
+            lengths.append((rate * direction.length).astype(jnp.float32))
+            step = Direction(-size * direction.mean, -size * direction.blocks, size * direction.length)
+            return jax.tree.map(jnp.subtract, retract(posterior, step, retraction), posterior)
+
+        moved = jax.tree.map(one, updates, params, is_leaf=lambda node: isinstance(node, Posterior))
+        length = jnp.stack(lengths).max() if lengths else state.length
+        return moved, NaturalState(state.steps + 1, length)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def group_product(structure: Structure, A: Float[Array, "B M M"], B: Float[Array, "B M M"]) -> Float[Array, "B M M"]:
+    """(A B)[u, p] = Σ_{p ≤ i ≤ u} A[u, i] B[i, p]."""
+    place = structure.block_index
+    between = {(u, p): [i for i in structure.predecessors[u] if (i, p) in place] for u, p in structure.blocks}
+    return jnp.stack([sum(A[place[u, i]] @ B[place[i, p]] for i in between[u, p]) for u, p in structure.blocks])
+
+
+def _transposed_product(structure: Structure, C: Array, G: Array) -> Float[Array, "B M M"]:
+    """(Cᵀ G)[i, p] = Σ_{u ≥ i} C[u, i]ᵀ G[u, p] for p ≤ i."""
+    place, turned = structure.block_index, transposed(C)
+    return jnp.stack(
+        [sum(turned[place[u, i]] @ G[place[u, p]] for u in structure.successors[i]) for i, p in structure.blocks]
+    )
+
+
+def _times_vector(structure: Structure, C: Array, v: Float[Array, "T M"]) -> Float[Array, "T M"]:
+    """(C v)_i = Σ_{k ≤ i} C[i, k] v_k."""
+    rows, columns = np.array(structure.blocks).T
+    return jnp.zeros_like(v).at[rows].add(jnp.einsum("bac,bc->ba", C, v[columns]))
+
+
+def _transposed_times_vector(structure: Structure, C: Array, v: Float[Array, "T M"]) -> Float[Array, "T M"]:
+    """(Cᵀ v)_k = Σ_{i ≥ k} C[i, k]ᵀ v_i."""
+    rows, columns = np.array(structure.blocks).T
+    return jnp.zeros_like(v).at[columns].add(jnp.einsum("bac,ba->bc", C, v[rows]))

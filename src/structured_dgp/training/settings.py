@@ -1,0 +1,158 @@
+"""What a training run is told: one flat, printable object, and the presets."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import optax
+
+from structured_dgp.exceptions import InputError
+from structured_dgp.model import DeepGP
+from structured_dgp.posterior import Posterior
+from structured_dgp.training.natural import RADIUS_LIMIT, Retraction, natural_gradient
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train.
+
+    Attributes:
+        optimizer: ``"natural"`` (natural gradients on the posterior, Adam on the rest) or ``"adam"`` on everything.
+        learning_rate: of Adam.
+        natural_rate: ρ of the natural gradient; 1 would jump to the optimum of a quadratic.
+        radius: trust region of a natural step, in Fisher norm.
+        retraction: see :func:`~structured_dgp.training.natural.natural_gradient`.
+        decay: both rates are multiplied by this every ``decay_steps`` steps, gradually or, with ``staircase``, at once.
+        clip: largest norm of the gradient that Adam sees; None for no limit.
+        max_steps: the run ends after this many steps,
+        max_seconds: or after this many seconds,
+        patience: or when the hold-out score has not improved for this many scores (needs ``holdout``),
+        plateau: or when the smoothed ELBO has grown by less than this fraction over the last quarter of the steps.
+        batch_size: rows of a minibatch; all rows at once when there are no more.
+        n_samples: R, Monte-Carlo samples of each row.
+        holdout: fraction of the rows that are kept out of training to score it; 0 for none.
+        holdout_rows: never more than this many.
+        score_every: steps between hold-out scores.
+        score_draws: draws of the hold-out prediction.
+        min_steps: no early end before this step.
+        refit: after an early end, train again from the start on all rows for the number of steps that was best.
+        max_failures: the run ends with an error after this many failed steps in a row.
+        seed: of minibatches, noise and hold-out rows.
+    """
+
+    optimizer: Literal["natural", "adam"] = "natural"
+    learning_rate: float = 0.02
+    natural_rate: float = 0.1
+    radius: float = 1.0
+    retraction: Retraction = "linear"
+    decay: float = 0.98
+    decay_steps: int = 1000
+    staircase: bool = False
+    clip: float | None = None
+    max_steps: int = 1500
+    max_seconds: float | None = None
+    patience: int | None = None
+    plateau: float | None = None
+    batch_size: int = 512
+    n_samples: int = 5
+    holdout: float = 0.0
+    holdout_rows: int = 1000
+    score_every: int = 50
+    score_draws: int = 32
+    min_steps: int = 0
+    refit: bool = False
+    max_failures: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "natural_rate", "decay"):
+            value = getattr(self, name)
+            if not (np.isfinite(value) and value > 0.0):
+                raise InputError(f"{name} must be a positive number; got {value}.")
+        for name in ("decay_steps", "batch_size", "n_samples", "score_every", "score_draws", "max_failures"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        for name in ("max_steps", "min_steps"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} must not be negative; got {getattr(self, name)}.")
+        for name in ("max_seconds", "clip", "plateau", "patience"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InputError(f"{name} must be positive, or None; got {value}.")
+        if self.optimizer not in ("natural", "adam"):
+            raise InputError(f"unknown optimizer {self.optimizer!r}: use 'natural' or 'adam'.")
+        if self.retraction not in ("linear", "exponential", "inverse"):
+            raise InputError(f"unknown retraction {self.retraction!r}: use 'linear', 'exponential' or 'inverse'.")
+        if not 0.0 < self.radius < RADIUS_LIMIT:
+            raise InputError(f"radius must be between 0 and √2; got {self.radius}.")
+        if not 0.0 <= self.holdout < 1.0:
+            raise InputError(f"holdout must be a fraction from 0 to below 1; got {self.holdout}.")
+        if self.patience is not None and self.holdout == 0.0:
+            raise InputError("patience needs hold-out rows: set holdout=0.1, or patience=None.")
+
+    def changed(self, **values: Any) -> Settings:
+        """The same settings but for these values."""
+        unknown = sorted(set(values) - {field.name for field in fields(self)})
+        if unknown:
+            names = ", ".join(field.name for field in fields(self))
+            raise InputError(f"unknown setting {unknown[0]!r}: the settings are {names}.")
+        return replace(self, **values)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def rates(self) -> tuple[optax.Schedule, optax.Schedule]:
+        """Adam's rate and the natural rate as functions of the step."""
+        adam, natural = (
+            optax.exponential_decay(rate, self.decay_steps, self.decay, staircase=self.staircase)
+            for rate in (self.learning_rate, self.natural_rate)
+        )
+        return adam, natural
+
+    def make_optimizer(self) -> optax.GradientTransformationExtraArgs:
+        """The Optax optimiser for the trainable part of a model."""
+        adam_rate, natural_rate = self.rates()
+        adam: optax.GradientTransformation = optax.adam(adam_rate)
+        if self.clip is not None:
+            adam = optax.chain(optax.clip_by_global_norm(self.clip), adam)
+        if self.optimizer == "adam":
+            return optax.with_extra_args_support(adam)
+        natural = natural_gradient(natural_rate, self.radius, self.retraction)
+        return optax.partition({"natural": natural, "adam": adam}, _labels)
+
+
+def _labels(parameters: DeepGP) -> Any:
+    """Which optimiser takes which array: natural gradients the posterior, if it is one of a coupling."""
+
+    def label(node: Any) -> Any:
+        name = "natural" if isinstance(node, Posterior) else "adam"
+        return jax.tree.map(lambda _: name, node)
+
+    return jax.tree.map(label, parameters, is_leaf=lambda node: isinstance(node, Posterior))
+
+
+PRESETS: dict[str, Settings] = {
+    "default": Settings(),
+    "paper": Settings(
+        optimizer="adam",
+        learning_rate=0.005,
+        decay=0.98,
+        decay_steps=1000,
+        staircase=True,
+        max_steps=20_000,
+        batch_size=512,
+        n_samples=5,
+    ),
+}
+
+
+def as_settings(settings: str | Settings) -> Settings:
+    """The preset of this name, or the settings themselves."""
+    if isinstance(settings, Settings):
+        return settings
+    if settings not in PRESETS:
+        raise InputError(f"unknown preset {settings!r}: use one of {', '.join(map(repr, PRESETS))} or Settings(...).")
+    return PRESETS[settings]

@@ -1,0 +1,167 @@
+"""Many training steps in one compiled call: the part of training that is fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from structured_dgp.model import DeepGP, data_term
+from structured_dgp.parameters import trainable_mask
+from structured_dgp.training.natural import NaturalState
+
+SHRINK, GROW = 0.5, 1.1
+"""A failed step is tried again at half its size; every good one lets the size grow back by a tenth, up to one."""
+
+
+class State(NamedTuple):
+    """All that a step needs and changes.
+
+    Attributes:
+        parameters: the trainable part of the model; None elsewhere.
+        optimizer: Optax's state.
+        step: how many steps were made. Minibatches and noise are functions of the seed and this number.
+        size: the fraction of each update that is taken; below one after failures.
+        in_a_row: failed attempts at the current step.
+        failures: failed attempts in all.
+    """
+
+    parameters: DeepGP
+    optimizer: Any
+    step: Int[Array, ""]
+    size: Float[Array, ""]
+    in_a_row: Int[Array, ""]
+    failures: Int[Array, ""]
+
+
+class StepInfo(NamedTuple):
+    """What one attempt was like."""
+
+    data: Float[Array, "..."]
+    kl: Float[Array, "..."]
+    natural_length: Float[Array, "..."]
+    good: Bool[Array, "..."]
+
+
+Steps: TypeAlias = Callable[[State, Any, Any, Any, Any, Any], tuple[State, StepInfo, Array]]
+
+
+def initial_state(model: DeepGP, optimizer: optax.GradientTransformation) -> State:
+    """The state before the first step."""
+    parameters, _ = eqx.partition(model, trainable_mask(model))
+    # Copies, because the compiled steps reuse the memory of the state they are given.
+    parameters = jax.tree.map(jnp.copy, parameters)
+    zero = jnp.zeros((), jnp.int32)
+    return State(parameters, optimizer.init(parameters), zero, jnp.ones((), jnp.float32), zero, zero)
+
+
+def compile_steps(
+    model: DeepGP,
+    optimizer: optax.GradientTransformation,
+    *,
+    n_samples: int,
+    n_data: int,
+    chunk: int,
+    max_failures: int = 10,
+) -> Steps:
+    """A compiled function that makes up to ``chunk`` steps.
+
+    It takes (state, x, y, rows, attempts, key): all data, the rows of each step's minibatch (chunk, batch), how many
+    attempts to make, and the key of the noise. It returns the new state, what each attempt was like, and how many
+    attempts there were: fewer than asked for if ``max_failures`` of them failed in a row.
+    """
+    _, fixed = eqx.partition(model, trainable_mask(model))
+
+    def loss(
+        parameters: DeepGP, x: Array, y: Array, eps: Array
+    ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""]]]:
+        model = eqx.combine(parameters, fixed)
+        data = n_data / x.shape[0] * data_term(model, x, y, eps)
+        kl = model.posterior.kl()
+        return kl - data, (data, kl)
+
+    def attempt(state: State, x: Array, y: Array, eps: Array) -> tuple[State, StepInfo]:
+        (value, (data, kl)), gradient = jax.value_and_grad(loss, has_aux=True)(state.parameters, x, y, eps)
+        updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.parameters)
+        size = sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(updates))
+        good = jnp.isfinite(value) & jnp.isfinite(size)
+
+        def moved(old: Array, update: Array) -> Array:
+            return jnp.where(good, old + state.size.astype(old.dtype) * update, old)
+
+        failed = 1 - good.astype(jnp.int32)
+        after = State(
+            parameters=jax.tree.map(moved, state.parameters, updates),
+            optimizer=jax.tree.map(lambda old, new: jnp.where(good, new, old), state.optimizer, optimizer_state),
+            step=state.step + 1 - failed,
+            size=jnp.where(good, jnp.minimum(GROW * state.size, 1.0), SHRINK * state.size),
+            in_a_row=jnp.where(good, 0, state.in_a_row + 1),
+            failures=state.failures + failed,
+        )
+        return after, StepInfo(data, kl, _natural_length(optimizer_state, data.dtype), good)
+
+    def steps(
+        state: State, x: Array, y: Array, rows: Int[Array, "chunk batch"], attempts: Int[Array, ""], key: Array
+    ) -> tuple[State, StepInfo, Array]:
+        first = state.step
+        nothing = jnp.zeros(chunk, x.dtype)
+        record = StepInfo(nothing, nothing, nothing, jnp.zeros(chunk, bool))
+
+        def body(carry: tuple[Array, State, StepInfo]) -> tuple[Array, State, StepInfo]:
+            tries, state, record = carry
+            batch = rows[state.step - first]
+            shape = (n_samples, rows.shape[1], model.n_hidden)
+            eps = jax.random.normal(jax.random.fold_in(key, state.step), shape, x.dtype)
+            state, info = attempt(state, x[batch], y[batch], eps)
+            return tries + 1, state, jax.tree.map(lambda all_of, one: all_of.at[tries].set(one), record, info)
+
+        def unfinished(carry: tuple[Array, State, StepInfo]) -> Array:
+            tries, state, _ = carry
+            return (tries < attempts) & (state.in_a_row < max_failures)
+
+        tries, state, record = jax.lax.while_loop(unfinished, body, (jnp.zeros((), jnp.int32), state, record))
+        return state, record, tries
+
+    return jax.jit(steps, donate_argnums=0)
+
+
+def _natural_length(optimizer_state: Any, dtype: Any) -> Float[Array, ""]:
+    """The Fisher norm of the last natural step, or zero."""
+    parts = jax.tree.leaves(optimizer_state, is_leaf=lambda node: isinstance(node, NaturalState))
+    lengths = [part.length for part in parts if isinstance(part, NaturalState)]
+    return lengths[0].astype(dtype) if lengths else jnp.zeros((), dtype)
+
+
+class Minibatches:
+    """Rows of every step: epoch after epoch, each a new order of all rows, cut into pieces of equal size.
+
+    A function of the seed and the step alone, so that a run that goes on sees what it would have seen.
+    """
+
+    def __init__(self, n_rows: int, batch_size: int, seed: int) -> None:
+        self.n_rows, self.batch_size, self.seed = n_rows, min(batch_size, n_rows), seed
+        self._orders: dict[int, Int[np.ndarray, " n"]] = {}
+
+    def rows(self, first: int, n_steps: int) -> Int[np.ndarray, "steps batch"]:
+        """The rows of the steps from ``first`` on."""
+        if self.batch_size == self.n_rows:
+            return np.broadcast_to(np.arange(self.n_rows, dtype=np.int32), (n_steps, self.n_rows))
+        places = np.arange(first * self.batch_size, (first + n_steps) * self.batch_size)
+        epochs, within = np.divmod(places, self.n_rows)
+        self._orders = {epoch: self._order(epoch) for epoch in np.unique(epochs).tolist()}
+        rows = np.empty(len(places), np.int32)
+        for epoch, order in self._orders.items():
+            here = epochs == epoch
+            rows[here] = order[within[here]]
+        return rows.reshape(n_steps, self.batch_size)
+
+    def _order(self, epoch: int) -> Int[np.ndarray, " n"]:
+        if epoch in self._orders:
+            return self._orders[epoch]
+        return np.random.default_rng([self.seed, epoch]).permutation(self.n_rows)
