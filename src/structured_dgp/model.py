@@ -270,7 +270,7 @@ def _check_fit(layers: tuple[Layer, ...], posterior: AbstractPosterior) -> None:
             raise InputError(
                 f"layer {index}: inducing must have shape ({M}, D), as the posterior has M={M}; got {Z.shape}."
             )
-        if not np.isfinite(Z).all():
+        if not is_traced(Z) and not np.isfinite(Z).all():
             raise InputError(f"layer {index}: the inducing inputs hold NaN or infinity.")
         if Z.shape[1] != n_inputs:
             raise CouplingError(

@@ -29,7 +29,7 @@ from structured_dgp.training.checkpoint import (
     write_checkpoint,
 )
 from structured_dgp.training.history import History, Record
-from structured_dgp.training.progress import watcher
+from structured_dgp.training.progress import Display
 from structured_dgp.training.settings import Settings, as_settings
 from structured_dgp.training.step import Minibatches, State, StepInfo, compile_steps, initial_state
 from structured_dgp.validation import as_matrix
@@ -173,7 +173,7 @@ class _Run:
         settings = self.settings
         rate, pending = 0.0, _Mean()
         reason: Reason | None = "max_steps" if self.step >= settings.max_steps else None
-        with watcher(verbose, settings.max_steps) as display:
+        with Display(verbose, settings.max_steps) as display:
             while reason is None:
                 boundary = min(settings.max_steps, (self.step // settings.score_every + 1) * settings.score_every)
                 attempts = min(boundary - self.step, self.chunk, max(1, int(CALL_SECONDS * rate)))

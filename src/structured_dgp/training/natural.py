@@ -12,8 +12,9 @@ gradients g_m and G is therefore, for a step of size ρ,
     X = -ρ mask(Cᵀ G), its diagonal halved
 
 and its squared length |d|² + Σ_{a≠b} X_ab² + 2 Σ_a X_aa² is twice the KL divergence of the step, to second order. A
-step that is longer than the trust region is shortened to its radius. With a radius below √2 the diagonal of I + X
-stays positive, so C never leaves its family, whatever the loss.
+step that is longer than the trust region is shortened to its radius.
+
+C never leaves its family, whatever the loss: the diagonal of r(X) stays positive, for I + X with a radius below √2.
 """
 
 from __future__ import annotations
@@ -28,11 +29,17 @@ from jaxtyping import Array, Float, Int
 
 from structured_dgp.couplings import Structure
 from structured_dgp.exceptions import InputError
+from structured_dgp.linalg import eliminate
 from structured_dgp.posterior import Posterior
 from structured_dgp.products import transposed
 
-Retraction = Literal["linear", "exponential", "inverse"]
-"""r(X) = I + X, I + X + X²/2, or I + X + X², the beginnings of exp(X) and of (I - X)⁻¹."""
+Retraction = Literal["linear", "exponential", "conjugate"]
+"""How to take a step X.
+
+``linear``: r(X) = I + X. ``exponential``: I + X + X²/2. ``conjugate``: the diagonal blocks of r(X) are those R with
+R Rᵀ = (I - X - Xᵀ)⁻¹, so that a step is straight in the precision of each GP: of size 1, it is the exact update of a
+conjugate model.
+"""
 
 RADIUS_LIMIT = float(np.sqrt(2.0))
 
@@ -59,12 +66,34 @@ def natural_direction(posterior: Posterior, gradient: Posterior) -> Direction:
 
 def retract(posterior: Posterior, step: Direction, retraction: Retraction = "linear") -> Posterior:
     """The posterior after a step in the group."""
-    structure, C, X = posterior.structure, posterior.factor_blocks(), step.blocks
-    move = group_product(structure, C, X)
-    if retraction != "linear":
-        move = move + (0.5 if retraction == "exponential" else 1.0) * group_product(structure, move, X)
-    mean = posterior.mean + _times_vector(structure, C, step.mean)
-    return Posterior(coupling=posterior.coupling, widths=posterior.widths, mean=mean, blocks=C + move)
+    structure, C, X, d = posterior.structure, posterior.factor_blocks(), step.blocks, step.mean
+    if retraction == "conjugate":
+        diagonal = np.array([place for place, (i, k) in enumerate(structure.blocks) if i == k])
+        R = X.at[diagonal].set(jax.vmap(_conjugate_factor)(X[diagonal]))
+        blocks = group_product(structure, C, R)
+        # The mean moves with the new covariance, C R Rᵀ Cᵀ.
+        d = _times_vector(structure, R, _transposed_times_vector(structure, R, d))
+    else:
+        move = group_product(structure, C, X)
+        if retraction == "exponential":
+            move = move + 0.5 * group_product(structure, move, X)
+        blocks = C + move
+    mean = posterior.mean + _times_vector(structure, C, d)
+    return Posterior(coupling=posterior.coupling, widths=posterior.widths, mean=mean, blocks=blocks)
+
+
+def _conjugate_factor(X: Float[Array, "M M"]) -> Float[Array, "M M"]:
+    """Lower triangular R with R Rᵀ = (I - X - Xᵀ)⁻¹: the step X taken in the precision instead of the factor.
+
+    Where that precision would not be positive definite, R = I + X, shortened so that it is invertible.
+    """
+    eye = jnp.eye(X.shape[0], dtype=X.dtype)
+    P = eye - X - X.T
+    # eliminate gives L⁻¹ with L Lᵀ = P; from the other corner, it gives the factor of P⁻¹ that is lower triangular.
+    _, W = eliminate(P[::-1, ::-1])
+    R = W.T[::-1, ::-1]
+    short = eye + X * jnp.minimum(1.0, 0.5 / jnp.maximum(jnp.linalg.norm(X), 1e-30))
+    return jnp.where(jnp.isfinite(R[0, 0]), R, short)
 
 
 class NaturalState(NamedTuple):
@@ -74,6 +103,15 @@ class NaturalState(NamedTuple):
     length: Float[Array, ""]
 
 
+def check_radius(radius: float, retraction: Retraction) -> None:
+    """Refuse a trust region in which the factor could become singular."""
+    if not 0.0 < radius < (RADIUS_LIMIT if retraction == "linear" else np.inf):
+        raise InputError(
+            f"radius must be positive, and below √2 with the linear retraction, so that the factor stays invertible; "
+            f"got {radius} with the {retraction} retraction."
+        )
+
+
 def natural_gradient(
     learning_rate: float | optax.Schedule, radius: float = 1.0, retraction: Retraction = "linear"
 ) -> optax.GradientTransformationExtraArgs:
@@ -81,14 +119,13 @@ def natural_gradient(
 
     Args:
         learning_rate: ρ, a number or a schedule. 1 is the exact optimum of a quadratic loss.
-        radius: the largest length of a step in Fisher norm, below √2; a step of length ℓ changes the posterior by a KL
-            divergence of ℓ²/2.
+        radius: the largest length of a step in Fisher norm; a step of length ℓ changes the posterior by a KL divergence
+            of about ℓ²/2. The linear retraction needs one below √2.
         retraction: how the step is taken.
 
     Other parameters pass through unchanged: combine it with ``optax.partition``.
     """
-    if not 0.0 < radius < RADIUS_LIMIT:
-        raise InputError(f"radius must be between 0 and √2, so that the factor stays invertible; got {radius}.")
+    check_radius(radius, retraction)
 
     def init(params: Any) -> NaturalState:
         del params

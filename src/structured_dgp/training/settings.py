@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ import optax
 from structured_dgp.exceptions import InputError
 from structured_dgp.model import DeepGP
 from structured_dgp.posterior import Posterior
-from structured_dgp.training.natural import RADIUS_LIMIT, Retraction, natural_gradient
+from structured_dgp.training.natural import Retraction, check_radius, natural_gradient
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ class Settings:
                 raise InputError(f"{name} must be positive, or None; got {value}.")
         if self.optimizer not in ("natural", "adam"):
             raise InputError(f"unknown optimizer {self.optimizer!r}: use 'natural' or 'adam'.")
-        if self.retraction not in ("linear", "exponential", "inverse"):
-            raise InputError(f"unknown retraction {self.retraction!r}: use 'linear', 'exponential' or 'inverse'.")
-        if not 0.0 < self.radius < RADIUS_LIMIT:
-            raise InputError(f"radius must be between 0 and √2; got {self.radius}.")
+        if self.retraction not in get_args(Retraction):
+            names = ", ".join(map(repr, get_args(Retraction)))
+            raise InputError(f"unknown retraction {self.retraction!r}: use one of {names}.")
+        check_radius(self.radius, self.retraction)
         if not 0.0 <= self.holdout < 1.0:
             raise InputError(f"holdout must be a fraction from 0 to below 1; got {self.holdout}.")
         if self.patience is not None and self.holdout == 0.0:

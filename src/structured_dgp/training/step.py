@@ -55,10 +55,10 @@ Steps: TypeAlias = Callable[[State, Any, Any, Any, Any, Any], tuple[State, StepI
 def initial_state(model: DeepGP, optimizer: optax.GradientTransformation) -> State:
     """The state before the first step."""
     parameters, _ = eqx.partition(model, trainable_mask(model))
-    # Copies, because the compiled steps reuse the memory of the state they are given.
-    parameters = jax.tree.map(jnp.copy, parameters)
     zero = jnp.zeros((), jnp.int32)
-    return State(parameters, optimizer.init(parameters), zero, jnp.ones((), jnp.float32), zero, zero)
+    state = State(parameters, optimizer.init(parameters), zero, jnp.ones((), jnp.float32), zero, zero)
+    # Copies, because the compiled steps reuse the memory of the state they are given.
+    return jax.tree.map(jnp.copy, state)
 
 
 def compile_steps(
