@@ -3,9 +3,10 @@
     python benchmarks/step.py                     # a table
     python benchmarks/step.py --json step.json    # and the numbers
 
-A step is the value and gradient of the ELBO and an Adam update of all parameters. Standard workload: batch 512, R=5,
-M=128, widths (5, 5, 1), D=9. GPyTorch rows appear when torch and gpytorch are installed. The ``limit`` rows time the
-matrix products that a step cannot avoid, each alone and at full batch size, and add them up.
+A step is the value and gradient of the ELBO and an Adam update of all parameters, as in a training run: several steps
+in one compiled call. Standard workload: batch 512, R=5, M=128, widths (5, 5, 1), D=9. GPyTorch rows appear when torch
+and gpytorch are installed. The ``limit`` rows time the matrix products that a step cannot avoid, each alone and at full
+batch size, and add them up. ``--optimizers adam natural`` compares a natural-gradient step with an Adam step.
 """
 
 from __future__ import annotations
@@ -15,20 +16,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from common import emit, interleave, parser
 
-from structured_dgp import DeepGP
 from structured_dgp.couplings import as_coupling
 from structured_dgp.initial import initial_model
-from structured_dgp.model import data_term
-from structured_dgp.parameters import trainable_mask
 from structured_dgp.precision import Precision
 from structured_dgp.propagation import layer_pairs
+from structured_dgp.training import Settings
+from structured_dgp.training.step import Minibatches, compile_steps, initial_state
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,7 @@ class Workload:
     widths: tuple[int, ...] = (5, 5, 1)
     n_inputs: int = 9
     n_data: int = 41_157
+    per_call: int = 5
 
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         """Standardised inputs and a smooth target."""
@@ -49,40 +48,33 @@ class Workload:
         return x, np.sin(x.sum(1, keepdims=True)) + 0.1 * rng.standard_normal((self.batch, 1))
 
 
-def our_step(work: Workload, coupling: str, precision: Precision) -> tuple[Callable[[], Any], float]:
-    """A function that makes one step and waits for it, and the seconds its first call took (compilation)."""
+SMALL = Workload(batch=100, n_inducing=20, widths=(2, 1), n_data=100, per_call=100)
+
+
+def our_step(
+    work: Workload, coupling: str, precision: Precision, optimizer: str = "adam"
+) -> tuple[Callable[[], Any], float]:
+    """A function that makes ``work.per_call`` steps and waits for them, and the seconds until the first step was made.
+
+    The steps are those of a training run: minibatch, noise, value, gradient, update, and the check that it is finite.
+    """
     x, y = work.data()
     model = initial_model(x, coupling, work.widths, work.n_inducing, precision=precision)
-    return _compiled_step(work, model, x, y)
+    settings = Settings(optimizer=optimizer, learning_rate=0.005, batch_size=work.batch, n_samples=work.n_samples)
+    optimiser = settings.make_optimizer()
+    steps = compile_steps(model, optimiser, n_samples=work.n_samples, n_data=work.n_data, chunk=max(work.per_call, 1))
+    rows = Minibatches(work.batch, work.batch, 0).rows(0, work.per_call)
+    x, y, key = jnp.asarray(x, model.dtype), jnp.asarray(y, model.dtype), jax.random.key(0)
+    states = [initial_state(model, optimiser)]
 
-
-def _compiled_step(work: Workload, model: DeepGP, x: np.ndarray, y: np.ndarray) -> tuple[Callable[[], Any], float]:
-    optimiser = optax.adam(0.005)
-    parameters, fixed = eqx.partition(model, trainable_mask(model))
-    x, y = jnp.asarray(x, model.dtype), jnp.asarray(y, model.dtype)
-
-    def step(parameters: DeepGP, state: Any, key: Any) -> tuple[DeepGP, Any, Any, Any]:
-        key, noise_key = jax.random.split(key)
-        eps = jax.random.normal(noise_key, (work.n_samples, work.batch, sum(work.widths[:-1])), x.dtype)
-
-        def loss(parameters: DeepGP) -> Any:
-            model = eqx.combine(parameters, fixed)
-            return model.posterior.kl() - work.n_data / work.batch * data_term(model, x, y, eps)
-
-        value, gradient = jax.value_and_grad(loss)(parameters)
-        updates, state = optimiser.update(gradient, state)
-        return optax.apply_updates(parameters, updates), state, key, value
-
-    compiled = jax.jit(step, donate_argnums=(0, 1, 2))
-    carry: list[Any] = [parameters, optimiser.init(parameters), jax.random.key(0)]
-
-    def one() -> None:
-        *carry[:], value = compiled(*carry)
-        value.block_until_ready()
+    def run(n_steps: int) -> None:
+        states[0], info, _ = steps(states[0], x, y, rows, n_steps, key)
+        if not np.asarray(info.good)[:n_steps].all():
+            raise RuntimeError("a step failed")
 
     start = time.perf_counter()
-    one()
-    return one, time.perf_counter() - start
+    run(1)
+    return lambda: run(work.per_call), time.perf_counter() - start
 
 
 def limit(work: Workload, coupling: str, dtype: Any, repeats: int) -> dict[str, float]:
@@ -119,7 +111,7 @@ def limit(work: Workload, coupling: str, dtype: Any, repeats: int) -> dict[str, 
     return {kind: sum(times[str(shape)]["ms_min"] for shape in group) for kind, group in kinds.items()}
 
 
-def gpytorch_step(work: Workload, precision: str) -> Callable[[], Any]:
+def gpytorch_model(work: Workload, precision: str) -> tuple[Any, Any]:
     """The same architecture as a mean-field deep GP in GPyTorch: one kernel per layer, shared inducing inputs."""
     import gpytorch
     import torch
@@ -127,7 +119,6 @@ def gpytorch_step(work: Workload, precision: str) -> Callable[[], Any]:
     from gpytorch.models.deep_gps import DeepGPLayer
 
     dtype = getattr(torch, precision)
-    x, y = (torch.as_tensor(part, dtype=dtype) for part in work.data())
     rng = np.random.default_rng(0)
 
     class TorchLayer(DeepGPLayer):  # type: ignore[misc]
@@ -155,8 +146,16 @@ def gpytorch_step(work: Workload, precision: str) -> Callable[[], Any]:
                 x = part(x)
             return x
 
-    model = Model().to(dtype)
-    likelihood = gpytorch.likelihoods.GaussianLikelihood().to(dtype)
+    return Model().to(dtype), gpytorch.likelihoods.GaussianLikelihood().to(dtype)
+
+
+def gpytorch_step(work: Workload, precision: str) -> Callable[[], Any]:
+    """A function that makes one training step of it."""
+    import gpytorch
+    import torch
+
+    model, likelihood = gpytorch_model(work, precision)
+    x, y = (torch.as_tensor(part, dtype=getattr(torch, precision)) for part in work.data())
     model.train()
     bound = gpytorch.mlls.DeepApproximateMLL(gpytorch.mlls.VariationalELBO(likelihood, model, work.n_data))
     optimiser = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.005)
@@ -185,26 +184,30 @@ def main() -> None:
     options = parser(__doc__.splitlines()[0])
     options.add_argument("--couplings", nargs="+", default=["mf", "star", "fc"])
     options.add_argument("--precisions", nargs="+", default=["float64", "float32", "mixed"])
+    options.add_argument("--optimizers", nargs="+", default=["adam"], choices=["adam", "natural"])
     options.add_argument("--small", action="store_true", help="100 rows, M=20, widths (2, 1) instead")
     arguments = options.parse_args()
-    work = Workload(batch=100, n_inducing=20, widths=(2, 1), n_data=100) if arguments.small else Workload()
+    work = SMALL if arguments.small else Workload()
 
     with jax.enable_x64(True):
         steps: dict[str, Callable[[], Any]] = {}
-        compile_seconds: dict[str, float] = {}
-        for precision in arguments.precisions:
-            for coupling in arguments.couplings:
-                name = f"{coupling} {precision}"
-                steps[name], compile_seconds[name] = our_step(work, coupling, precision)
+        rows: list[dict[str, Any]] = []
+        for optimizer in arguments.optimizers:
+            for precision in arguments.precisions:
+                for coupling in arguments.couplings:
+                    name = f"{coupling} {precision} {optimizer}"
+                    steps[name], first = our_step(work, coupling, precision, optimizer)
+                    row = {"what": coupling, "precision": precision, "optimizer": optimizer}
+                    rows.append({**row, "first_call_s": first})
         if gpytorch_is_here():
             for precision in ("float64", "float32"):
-                steps[f"gpytorch-mf {precision}"] = gpytorch_step(work, precision)
+                steps[f"gpytorch-mf {precision} adam"] = gpytorch_step(work, precision)
+                rows.append({"what": "gpytorch-mf", "precision": precision, "optimizer": "adam"})
         times = interleave(steps, arguments.repeats)
-        rows: list[dict[str, Any]] = []
-        for name, row in times.items():
-            what, precision = name.split()
-            extra = {"first_call_s": compile_seconds[name]} if name in compile_seconds else {}
-            rows.append({"what": what, "precision": precision, **row, **extra})
+        for row in rows:
+            per_call = 1 if row["what"] == "gpytorch-mf" else work.per_call
+            found = times[f"{row['what']} {row['precision']} {row['optimizer']}"]
+            row |= {name: value / per_call for name, value in found.items()}
         for precision in ("float64", "float32"):
             for coupling in arguments.couplings:
                 parts = limit(work, coupling, precision, arguments.repeats)
@@ -213,16 +216,24 @@ def main() -> None:
                     {
                         "what": f"limit-{coupling}",
                         "precision": precision,
+                        "optimizer": "adam",
                         "ms_min": total,
                         "ms_median": total,
                         "parts": parts,
                     }
                 )
-    print(f"{'':12s} {'precision':10s} {'min ms':>8s} {'median':>8s}  first call")
+    print(f"{'':12s} {'precision':10s} {'optimizer':9s} {'min ms':>8s} {'median':>8s}  first call")
     for row in rows:
         first = f"{row['first_call_s']:8.1f} s" if "first_call_s" in row else ""
-        print(f"{row['what']:12s} {row['precision']:10s} {row['ms_min']:8.2f} {row['ms_median']:8.2f} {first}")
-    ratios = ratio_table({(row["what"], row["precision"]): row["ms_min"] for row in rows})
+        name = f"{row['what']:12s} {row['precision']:10s} {row['optimizer']:9s}"
+        print(f"{name} {row['ms_min']:8.2f} {row['ms_median']:8.2f} {first}")
+    best = {(row["what"], row["precision"], row["optimizer"]): row["ms_min"] for row in rows}
+    ratios = ratio_table({key[:2]: value for key, value in best.items() if key[2] == "adam"})
+    for what, precision, optimizer in best:
+        if optimizer == "natural" and (what, precision, "adam") in best:
+            ratios[f"{what} {precision}: natural / adam"] = (
+                best[what, precision, "natural"] / best[what, precision, "adam"]
+            )
     for name, value in ratios.items():
         print(f"{name}: {value:.2f}")
     emit(rows, arguments.json, workload=work.__dict__, ratios=ratios)

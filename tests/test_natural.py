@@ -15,7 +15,7 @@ from structured_dgp import RBF, DeepGP, Gaussian, Layer, Posterior
 from structured_dgp.couplings import Coupling, Order
 from structured_dgp.exceptions import InputError
 from structured_dgp.training import natural_direction, natural_gradient, retract
-from structured_dgp.training.natural import Direction, Retraction, group_product
+from structured_dgp.training.natural import RETRACTIONS, Direction, group_product
 
 M = 2
 RANDOM = Order([(0, 2), (1, 3), (2, 4), (1, 4)])
@@ -27,7 +27,6 @@ CASES = [
     ("fc", (2, 1, 1)),
     (RANDOM, (2, 2, 1)),
 ]
-RETRACTIONS: list[Retraction] = ["linear", "exponential", "conjugate"]
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +103,7 @@ def test_the_direction_is_the_inverse_fisher_information_times_the_gradient(
 @pytest.mark.parametrize(("coupling", "widths"), CASES)
 @pytest.mark.parametrize("retraction", ["linear", "exponential"])
 def test_a_step_is_right_to_its_order_and_stays_in_the_family(
-    coupling: str | Coupling, widths: tuple[int, ...], retraction: Retraction
+    coupling: str | Coupling, widths: tuple[int, ...], retraction: str
 ) -> None:
     posterior, other = random_posterior(coupling, widths, 2), random_posterior(coupling, widths, 3)
     step = Direction(other.mean, 0.3 * other.blocks, jnp.asarray(0.0))
@@ -159,7 +158,7 @@ def test_the_group_product_is_the_product_of_the_dense_factors() -> None:
 
 @pytest.mark.parametrize("retraction", RETRACTIONS)
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
-def test_the_trust_region_bounds_every_step(retraction: Retraction, scale: float) -> None:
+def test_the_trust_region_bounds_every_step(retraction: str, scale: float) -> None:
     """However large the gradient is, the length of the step is at most the radius, and the diagonal stays positive."""
     radius = 1.4
     posterior = random_posterior("star", (2, 2, 1), 6)
@@ -187,13 +186,13 @@ def test_other_parameters_pass_and_the_parameters_are_needed() -> None:
 
 
 @pytest.mark.parametrize(("radius", "retraction"), [(0.0, "exponential"), (-1.0, "linear"), (1.5, "linear")])
-def test_a_radius_in_which_the_factor_could_become_singular_is_refused(radius: float, retraction: Retraction) -> None:
+def test_a_radius_in_which_the_factor_could_become_singular_is_refused(radius: float, retraction: str) -> None:
     with pytest.raises(InputError, match="radius must be positive"):
         natural_gradient(0.1, radius, retraction)
 
 
 @pytest.mark.parametrize(("retraction", "radius", "n_steps"), [("conjugate", 1e6, 1), ("linear", 1.4, 60)])
-def test_one_gaussian_layer_reaches_the_exact_optimum(retraction: Retraction, radius: float, n_steps: int) -> None:
+def test_one_gaussian_layer_reaches_the_exact_optimum(retraction: str, radius: float, n_steps: int) -> None:
     """S = (I + AᵀA/σ²)⁻¹ and m = S Aᵀy/σ², where A are the whitened features of the data."""
     rng = np.random.default_rng(9)
     x = rng.standard_normal((30, 1))

@@ -41,7 +41,7 @@ def write_checkpoint(folder: str | Path, step: int, checkpoint: Checkpoint) -> P
     """Write a checkpoint and remove those that are no longer needed; what was there stays until it is complete."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = {name: np.ascontiguousarray(value) for name, value in checkpoint.arrays.items()}
+    arrays = {name: np.array(value, order="C") for name, value in checkpoint.arrays.items()}
     text = json.dumps({"format": FORMAT, **checkpoint.facts})
     content = save(arrays, {"facts": text, "sha256": _digest(arrays, text)})
     path = folder / f"step-{step:09d}.safetensors"

@@ -265,13 +265,18 @@ class _Run:
             key = jax.random.fold_in(self.key, self.state.step)
             return eqx.combine(parameters, model).elbo(x, y, key=key, n_samples=self.settings.n_samples)
 
-        gradient = jax.grad(elbo)(self.state.parameters)
+        value, gradient = jax.value_and_grad(elbo)(self.state.parameters)
         bad = [
-            jax.tree_util.keystr(path)
+            jax.tree_util.keystr(path).lstrip(".")
             for path, leaf in jax.tree_util.tree_leaves_with_path(gradient)
             if not np.isfinite(leaf).all()
         ]
-        where = f"the gradient of {bad[0].lstrip('.')} is not finite" if bad else "the update is not finite"
+        if bad:
+            where = f"the gradient of {bad[0]} is not finite"
+        elif not np.isfinite(value):
+            where = "the ELBO of its minibatch is not finite although every parameter is"
+        else:
+            where = "the update is not finite although the gradient is"
         return TrainingError(
             f"step {self.step} failed {self.settings.max_failures} times in a row, each time with half the step size: "
             f"{where}. The last good state is kept. Try a smaller learning_rate or natural_rate, precision='float64', "

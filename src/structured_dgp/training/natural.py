@@ -19,7 +19,7 @@ C never leaves its family, whatever the loss: the diagonal of r(X) stays positiv
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from structured_dgp.linalg import eliminate
 from structured_dgp.posterior import Posterior
 from structured_dgp.products import transposed
 
-Retraction = Literal["linear", "exponential", "conjugate"]
+RETRACTIONS = ("linear", "exponential", "conjugate")
 """How to take a step X.
 
 ``linear``: r(X) = I + X. ``exponential``: I + X + X²/2. ``conjugate``: the diagonal blocks of r(X) are those R with
@@ -64,7 +64,7 @@ def natural_direction(posterior: Posterior, gradient: Posterior) -> Direction:
     return Direction(d, X, jnp.sqrt(jnp.sum(d**2) + jnp.sum(fisher * X**2)))
 
 
-def retract(posterior: Posterior, step: Direction, retraction: Retraction = "linear") -> Posterior:
+def retract(posterior: Posterior, step: Direction, retraction: str = "conjugate") -> Posterior:
     """The posterior after a step in the group."""
     structure, C, X, d = posterior.structure, posterior.factor_blocks(), step.blocks, step.mean
     if retraction == "conjugate":
@@ -103,8 +103,10 @@ class NaturalState(NamedTuple):
     length: Float[Array, ""]
 
 
-def check_radius(radius: float, retraction: Retraction) -> None:
-    """Refuse a trust region in which the factor could become singular."""
+def check_radius(radius: float, retraction: str) -> None:
+    """Refuse an unknown retraction, and a trust region in which the factor could become singular."""
+    if retraction not in RETRACTIONS:
+        raise InputError(f"unknown retraction {retraction!r}: use one of {', '.join(map(repr, RETRACTIONS))}.")
     if not 0.0 < radius < (RADIUS_LIMIT if retraction == "linear" else np.inf):
         raise InputError(
             f"radius must be positive, and below √2 with the linear retraction, so that the factor stays invertible; "
@@ -113,7 +115,7 @@ def check_radius(radius: float, retraction: Retraction) -> None:
 
 
 def natural_gradient(
-    learning_rate: float | optax.Schedule, radius: float = 1.0, retraction: Retraction = "linear"
+    learning_rate: float | optax.Schedule, radius: float = 5.0, retraction: str = "conjugate"
 ) -> optax.GradientTransformationExtraArgs:
     """An Optax transformation: natural-gradient steps for every ``Posterior`` in the parameters.
 

@@ -1,0 +1,483 @@
+"""The training run: what it sees, when it ends, what it survives, and that it goes on where it was."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+from structured_dgp import DeepGP, Fixed, Gaussian
+from structured_dgp.exceptions import CheckpointError, InputError, StructuredDGPWarning, TrainingError
+from structured_dgp.initial import initial_model
+from structured_dgp.training import PRESETS, Record, Settings, train
+from structured_dgp.training import loop as training_loop
+from structured_dgp.training.checkpoint import list_checkpoints, read_checkpoint
+from structured_dgp.training.loop import holdout_rows
+from structured_dgp.training.progress import Display
+from structured_dgp.training.step import Minibatches
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((60, 2))
+Y = np.sin(X.sum(1, keepdims=True)) + 0.1 * RNG.standard_normal((60, 1))
+QUICK: dict[str, Any] = {"max_steps": 20, "score_every": 10, "batch_size": 16, "n_samples": 2}
+
+
+def small_model(coupling: str = "star", widths: tuple[int, ...] = (2, 1), **more: Any) -> DeepGP:
+    return initial_model(X, coupling, widths, 6, **more)
+
+
+def leaves(model: DeepGP) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(model)]
+
+
+def assert_same(a: DeepGP, b: DeepGP) -> None:
+    for ours, theirs in zip(leaves(a), leaves(b), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+# --- Minibatches and hold-out rows ----------------------------------------------------------------
+
+
+def test_an_epoch_has_every_row_once_and_the_next_another_order() -> None:
+    rows = Minibatches(10, 4, seed=0).rows(0, 5).ravel()
+    assert sorted(rows[:10]) == sorted(rows[10:]) == list(range(10))
+    assert list(rows[:10]) != list(rows[10:])
+    assert list(Minibatches(10, 4, seed=1).rows(0, 5).ravel()) != list(rows)
+
+
+def test_minibatches_are_a_function_of_the_step() -> None:
+    whole = Minibatches(10, 4, seed=3).rows(0, 12)
+    batches = Minibatches(10, 4, seed=3)
+    np.testing.assert_array_equal(batches.rows(7, 3), whole[7:10])
+    np.testing.assert_array_equal(batches.rows(2, 4), whole[2:6])
+
+
+def test_small_data_is_one_batch() -> None:
+    np.testing.assert_array_equal(Minibatches(5, 8, seed=0).rows(3, 2), [range(5), range(5)])
+
+
+def test_holdout_rows_are_taken_out_of_training() -> None:
+    kept, out = holdout_rows(50, Settings(holdout=0.1))
+    assert len(out) == 5
+    assert sorted([*kept, *out]) == list(range(50))
+    assert len(holdout_rows(50, Settings(holdout=0.5, holdout_rows=7))[1]) == 7
+    assert len(holdout_rows(2, Settings(holdout=0.9))[0]) == 1
+
+
+# --- Runs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["natural", "adam"])
+@pytest.mark.parametrize("coupling", ["mf", "star", "fc"])
+def test_training_raises_the_elbo(optimizer: str, coupling: str) -> None:
+    model = small_model(coupling, (2, 2, 1))
+    eps = np.random.default_rng(1).standard_normal((20, 60, 4))
+    before = float(model.elbo(X, Y, eps=eps))
+    trained = train(model, X, Y, optimizer=optimizer, max_steps=60, n_samples=2, learning_rate=0.02)
+    after = float(trained.model.elbo(X, Y, eps=eps))
+    assert after > before + 20.0
+    assert trained.reason == "max_steps"
+    assert trained.steps == 60
+
+
+def test_a_run_compiles_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of any length, scores, and the last short chunk all use one compiled program."""
+    traces = []
+    original = training_loop.compile_steps
+
+    def counting(model: DeepGP, *args: Any, **kwargs: Any) -> Any:
+        compiled = original(model, *args, **kwargs)
+        traces.append(compiled)
+        return compiled
+
+    monkeypatch.setattr(training_loop, "compile_steps", counting)
+    train(small_model(), X, Y, max_steps=23, score_every=5, holdout=0.1, batch_size=16, n_samples=2)
+    assert [compiled._cache_size() for compiled in traces] == [1]
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_seed_others() -> None:
+    model = small_model()
+    one, two, other = (train(model, X, Y, **QUICK, seed=seed).model for seed in (0, 0, 1))
+    assert_same(one, two)
+    assert any(not np.array_equal(a, b) for a, b in zip(leaves(one), leaves(other), strict=True))
+
+
+def test_the_length_of_compiled_calls_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine a call has fewer steps; the numbers are the same."""
+    model = small_model()
+    fast = train(model, X, Y, **QUICK)
+    monkeypatch.setattr(training_loop, "CALL_SECONDS", 0.0)
+    assert_same(fast.model, train(model, X, Y, **QUICK).model)
+
+
+def test_fixed_parameters_stay() -> None:
+    model = small_model(likelihood=Gaussian(Fixed(np.array([0.05]))))
+    trained = train(model, X, Y, **QUICK).model
+    np.testing.assert_allclose(trained.likelihood.variance, [0.05])
+
+
+def test_a_trained_model_goes_on_and_converts_upwards() -> None:
+    mean_field = train(small_model("mf", (2, 2, 1)), X, Y, max_steps=40, n_samples=2).model
+    warm = eqx.tree_at(lambda m: m.posterior, mean_field, mean_field.posterior.to("star"))
+    eps = np.random.default_rng(1).standard_normal((20, 60, 4))
+    np.testing.assert_allclose(warm.elbo(X, Y, eps=eps), mean_field.elbo(X, Y, eps=eps), rtol=1e-9)
+    trained = train(warm, X, Y, max_steps=40, n_samples=2).model
+    assert float(trained.elbo(X, Y, eps=eps)) > float(warm.elbo(X, Y, eps=eps))
+
+
+def test_one_layer_needs_no_noise() -> None:
+    trained = train(small_model("mf", (1,)), X, Y, max_steps=10)
+    assert np.isfinite(trained.history["elbo"]).all()
+
+
+# --- The end of a run -----------------------------------------------------------------------------
+
+
+def test_patience_ends_the_run_and_the_best_model_comes_back() -> None:
+    trained = train(
+        small_model(), X, Y, max_steps=2000, score_every=5, holdout=0.2, patience=3, learning_rate=0.3, n_samples=2
+    )
+    scores = {record.step: record.score for record in trained.history.records}
+    assert trained.reason == "patience"
+    assert trained.steps == trained.best_step + 15
+    assert scores[trained.best_step] == max(scores.values())
+    _, out = holdout_rows(len(X), Settings(holdout=0.2))
+    again = np.mean(trained.model.predict(X[out], Settings().score_draws).log_prob(Y[out]))
+    np.testing.assert_allclose(again, scores[trained.best_step], rtol=1e-6)
+
+
+def test_refit_uses_all_rows_for_the_best_number_of_steps() -> None:
+    options: dict[str, Any] = {"score_every": 5, "learning_rate": 0.3, "n_samples": 2}
+    stopped = train(small_model(), X, Y, max_steps=500, holdout=0.2, patience=2, refit=True, **options)
+    direct = train(small_model(), X, Y, max_steps=stopped.best_step, **options)
+    assert_same(stopped.model, direct.model)
+
+
+def test_min_steps_holds_the_run() -> None:
+    trained = train(
+        small_model(), X, Y, max_steps=100, min_steps=60, score_every=5, holdout=0.2, patience=1, learning_rate=0.5
+    )
+    assert trained.steps >= 60
+
+
+def test_a_plateau_ends_the_run() -> None:
+    trained = train(small_model("mf", (1,)), X, Y, max_steps=5000, score_every=5, plateau=1e-2)
+    assert trained.reason == "plateau"
+
+
+def test_max_seconds_ends_the_run() -> None:
+    trained = train(small_model(), X, Y, max_steps=10**8, max_seconds=1.0)
+    assert trained.reason == "max_seconds"
+    assert trained.seconds < 60.0
+
+
+def test_a_callback_sees_every_record_and_can_end_the_run() -> None:
+    seen: list[Record] = []
+    trained = train(small_model(), X, Y, callback=lambda record: seen.append(record) or len(seen) == 2, **QUICK)
+    assert trained.reason == "max_steps"
+    assert [record.step for record in seen] == [10, 20]
+    trained = train(small_model(), X, Y, callback=lambda record: True, **QUICK)
+    assert trained.reason == "callback"
+    assert trained.steps == 10
+
+
+def test_no_steps_give_the_model_back() -> None:
+    model = small_model()
+    trained = train(model, X, Y, max_steps=0)
+    assert_same(trained.model, model)
+    assert len(trained.history) == 0
+
+
+# --- Watching -------------------------------------------------------------------------------------
+
+
+def test_the_history_and_the_log_tell_the_same(tmp_path: Path) -> None:
+    trained = train(small_model(), X, Y, log=tmp_path / "run.jsonl", holdout=0.1, **QUICK)
+    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert [Record.from_dict(line) for line in lines] == trained.history.records
+    np.testing.assert_allclose(trained.history["elbo"], trained.history["data"] - trained.history["kl"], rtol=1e-6)
+    assert np.all(np.diff(trained.history["seconds"]) > 0)
+    settings = Settings()
+    np.testing.assert_allclose(
+        trained.history["learning_rate"], settings.learning_rate * settings.decay ** (np.array([10, 20]) / 1000)
+    )
+
+
+def test_the_progress_line_is_for_terminals_only() -> None:
+    record = Record(3, -1.0, -0.5, 0.5, -2.0, 0.1, 0.1, 1.0, 0.2, (1e-6,), 0, 0, 1.0)
+
+    def shown(terminal: bool, verbose: int) -> str:
+        stream = io.StringIO()
+        with Display(verbose, 10, Console(file=stream, force_terminal=terminal, width=200)) as display:
+            display.show(record, 5.0)
+        return stream.getvalue()
+
+    assert "step 3" in shown(True, 1)
+    assert "ELBO -1" in shown(True, 1)
+    assert shown(False, 1).strip() == ""
+    assert shown(True, 0).strip() == ""
+
+
+def test_training_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    train(small_model(), X, Y, verbose=1, **QUICK)
+    assert capfd.readouterr() == ("", "")
+
+
+# --- Settings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"learning_rate": 0.0}, "learning_rate must be a positive number"),
+        ({"natural_rate": np.nan}, "natural_rate must be a positive number"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"max_steps": -1}, "max_steps must not be negative"),
+        ({"max_seconds": 0.0}, "max_seconds must be positive, or None"),
+        ({"optimizer": "sgd"}, "unknown optimizer 'sgd'"),
+        ({"retraction": "none"}, "unknown retraction 'none'"),
+        ({"radius": 3.0, "retraction": "linear"}, "radius must be positive, and below"),
+        ({"holdout": 1.0}, "holdout must be a fraction"),
+        ({"patience": 3}, "patience needs hold-out rows"),
+        ({"speed": 3}, "unknown setting 'speed'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Settings().changed(**changes)
+
+
+def test_an_unknown_preset_is_refused() -> None:
+    with pytest.raises(InputError, match="unknown preset 'fast'"):
+        train(small_model(), X, Y, "fast")
+
+
+def test_the_paper_preset_has_the_values_of_the_paper() -> None:
+    paper = PRESETS["paper"]
+    assert (paper.optimizer, paper.learning_rate, paper.max_steps) == ("adam", 0.005, 20_000)
+    assert (paper.batch_size, paper.n_samples, paper.staircase) == (512, 5, True)
+    adam, _ = paper.rates()
+    np.testing.assert_allclose([adam(999), adam(1000), adam(2500)], [0.005, 0.0049, 0.005 * 0.98**2])
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (X, np.where(np.arange(60)[:, None] == 7, np.nan, Y), "y has 1 values that are NaN"),
+        (np.where(np.arange(60)[:, None] == 7, np.inf, X), Y, "x has 2 values that are NaN or infinite"),
+        (X[:50], Y, "x has 50 rows, but y has 60"),
+        (X[:, :1], Y, "x has 1 columns, but the model expects 2"),
+    ],
+)
+def test_data_that_cannot_be_used_is_refused(x: np.ndarray, y: np.ndarray, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        train(small_model(), x, y)
+
+
+# --- Trouble --------------------------------------------------------------------------------------
+
+
+class Poisoned(Gaussian):
+    """A likelihood that is NaN for targets above a limit: bad data that nobody saw."""
+
+    def expected_log_prob(self, y: Any, mean: Any, cov: Any) -> Any:
+        good = super().expected_log_prob(y, mean, cov)
+        return good + jnp.where(jnp.max(y) > 100.0, jnp.nan, 0.0)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_step_that_always_fails_ends_the_run_with_the_last_good_model() -> None:
+    y = Y.copy()
+    y[11] = 1000.0
+    rows = Minibatches(60, 16, 0).rows(0, 4)
+    bad_step = int(np.argwhere(rows == 11)[0][0])
+    model = eqx.tree_at(lambda m: m.likelihood, small_model(), Poisoned(0.1))
+    with pytest.raises(TrainingError, match=rf"step {bad_step} failed 10 times in a row.*the ELBO of its") as caught:
+        train(model, X, y, **QUICK)
+    assert all(np.isfinite(leaf).all() for leaf in leaves(caught.value.model))
+    expected = train(model, X, y, **{**QUICK, "max_steps": bad_step}).model if bad_step else model
+    assert_same(caught.value.model, expected)
+
+
+class Overflowing(Gaussian):
+    """A likelihood that is only finite close to where training starts: large steps fail."""
+
+    def expected_log_prob(self, y: Any, mean: Any, cov: Any) -> Any:
+        good = super().expected_log_prob(y, mean, cov)
+        return good + jnp.where(jnp.max(jnp.abs(mean)) > 1.5, jnp.nan, 0.0)
+
+
+def test_failed_steps_are_undone_made_smaller_and_counted() -> None:
+    model = eqx.tree_at(lambda m: m.likelihood, small_model("mf", (1,)), Overflowing(0.1))
+    try:
+        trained = train(model, X, 10.0 * Y, max_steps=60, score_every=10, learning_rate=0.5)
+    except TrainingError as error:
+        history, model = error.history, error.model
+    else:
+        history, model = trained.history, trained.model
+        assert history.records[-1].failures > 0
+    assert all(np.isfinite(leaf).all() for leaf in leaves(model))
+
+
+@pytest.mark.parametrize("optimizer", ["natural", "adam"])
+def test_an_absurd_learning_rate_ends_in_a_usable_model_or_the_documented_error(optimizer: str) -> None:
+    try:
+        model = train(small_model(), X, Y, optimizer=optimizer, learning_rate=100.0, **QUICK).model
+    except TrainingError as error:
+        model = error.model
+    assert all(np.isfinite(leaf).all() for leaf in leaves(model))
+    assert np.isfinite(model.predict(X[:3]).mean).all()
+
+
+def test_duplicate_inducing_points_train() -> None:
+    model = small_model()
+    Z = model.layers[0].inducing.at[1].set(model.layers[0].inducing[0])
+    model = eqx.tree_at(lambda m: m.layers[0].inducing, model, Z)
+    trained = train(model, X, Y, **QUICK)
+    assert np.isfinite(trained.model.predict(X[:3]).mean).all()
+
+
+def test_a_constant_target_trains() -> None:
+    trained = train(small_model(), X, np.zeros((60, 1)), max_steps=100, n_samples=2)
+    prediction = trained.model.predict(X[:5])
+    np.testing.assert_allclose(prediction.mean, 0.0, atol=0.1)
+
+
+def test_three_rows_train() -> None:
+    trained = train(initial_model(X[:3], "star", (2, 1), 6), X[:3], Y[:3], max_steps=10)
+    assert np.isfinite(trained.model.predict(X[:3]).mean).all()
+
+
+# --- Checkpoints ----------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys
+import numpy as np
+from structured_dgp.initial import initial_model
+from structured_dgp.training import train
+rng = np.random.default_rng(0)
+X = rng.standard_normal((60, 2))
+Y = np.sin(X.sum(1, keepdims=True)) + 0.1 * rng.standard_normal((60, 1))
+print("ready", flush=True)
+train(initial_model(X, "star", (2, 1), 6), X, Y, checkpoint=sys.argv[1], checkpoint_steps=4, max_steps=400,
+      score_every=4, holdout=0.1, batch_size=16, n_samples=2, optimizer=sys.argv[2])
+print("finished", flush=True)
+"""
+OPTIONS: dict[str, Any] = {"max_steps": 400, "score_every": 4, "holdout": 0.1, "batch_size": 16, "n_samples": 2}
+
+
+@pytest.mark.parametrize(("optimizer", "kill_after"), [("natural", 1), ("natural", 8), ("adam", 3)])
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, optimizer: str, kill_after: int) -> None:
+    """SIGKILL at a random step, after a number of checkpoints, in a process of its own."""
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "run"), optimizer])
+    deadline = time.monotonic() + 240.0
+    while len(list_checkpoints(tmp_path / "run")) == 0 or _latest_step(tmp_path / "run") < 4 * kill_after:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, "finished before it could be killed"
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert _latest_step(tmp_path / "run") < OPTIONS["max_steps"]
+    model = small_model()
+    resumed = train(model, X, Y, checkpoint=tmp_path / "run", optimizer=optimizer, **OPTIONS)
+    whole = train(model, X, Y, optimizer=optimizer, **OPTIONS)
+    assert_same(resumed.model, whole.model)
+    assert resumed.best_step == whole.best_step
+    np.testing.assert_array_equal(resumed.history["elbo"], whole.history["elbo"])
+    np.testing.assert_array_equal(resumed.history["score"], whole.history["score"])
+
+
+def _latest_step(folder: Path) -> int:
+    return int(list_checkpoints(folder)[-1].name[5:14])
+
+
+@pytest.fixture
+def half_way(tmp_path: Path) -> Path:
+    """A folder with checkpoints of the steps 15 and 20 of a run."""
+    train(small_model(), X, Y, checkpoint=tmp_path / "run", checkpoint_steps=5, **{**QUICK, "score_every": 5})
+    return tmp_path / "run"
+
+
+def longer(folder: Path | None, **more: Any) -> DeepGP:
+    return train(small_model(), X, Y, checkpoint=folder, **{**QUICK, "score_every": 5, "max_steps": 30, **more}).model
+
+
+def test_only_the_last_checkpoints_are_kept(half_way: Path) -> None:
+    assert [path.name for path in sorted(half_way.iterdir())] == [
+        "step-000000015.safetensors",
+        "step-000000020.safetensors",
+    ]
+
+
+def test_a_finished_run_can_be_made_longer(half_way: Path) -> None:
+    assert_same(longer(half_way), longer(None))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "header"])
+def test_a_damaged_checkpoint_is_passed_over(half_way: Path, damage: str) -> None:
+    path = list_checkpoints(half_way)[-1]
+    content = bytearray(path.read_bytes())
+    if damage == "truncated":
+        content = content[: len(content) // 2]
+    elif damage == "flipped":
+        content[-10] ^= 1
+    elif damage == "empty":
+        content = bytearray()
+    else:
+        place = content.index(b"seconds")
+        content[place + 11 : place + 12] = b"7" if content[place + 11 : place + 12] != b"7" else b"8"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"step-000000020.safetensors is (truncated or )?damaged"):
+        read_checkpoint(path)
+    with pytest.warns(StructuredDGPWarning, match="checkpoint passed over: step-000000020"):
+        resumed = longer(half_way)
+    assert_same(resumed, longer(None))
+
+
+def test_only_damaged_checkpoints_are_an_error(half_way: Path) -> None:
+    for path in list_checkpoints(half_way):
+        path.write_bytes(b"")
+    with (
+        pytest.warns(StructuredDGPWarning, match="passed over"),
+        pytest.raises(CheckpointError, match="no checkpoint in run can be read: remove the folder"),
+    ):
+        longer(half_way)
+
+
+def test_a_checkpoint_of_another_run_is_refused(half_way: Path) -> None:
+    with pytest.raises(CheckpointError, match="the checkpoint of another run"):
+        longer(half_way, learning_rate=0.5)
+    with pytest.raises(CheckpointError, match="the checkpoint of another run"):
+        train(small_model(), X, 2.0 * Y, checkpoint=half_way, **{**QUICK, "score_every": 5})
+
+
+def test_a_disk_that_refuses_loses_nothing(half_way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {path: path.read_bytes() for path in half_way.iterdir()}
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.warns(StructuredDGPWarning, match="No space left on device.*Training goes on"):
+        resumed = longer(half_way)
+    assert {path: path.read_bytes() for path in half_way.iterdir()} == before
+    assert_same(resumed, longer(None))
+
+
+def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.warns(StructuredDGPWarning, match="no checkpoint at step 20"):
+        train(small_model(), X, Y, checkpoint=tmp_path / "file" / "run", **QUICK)
