@@ -7,19 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import equinox as eqx
-import jax
 import matplotlib.pyplot as plt
 import numpy as np
-import optax
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from structured_dgp.datasets import load_embedded
 from structured_dgp.initial import initial_model
-from structured_dgp.model import DeepGP
-from structured_dgp.parameters import trainable_mask
-from structured_dgp.precision import wide_scope
 from structured_dgp.prediction import Mixture
+from structured_dgp.training import train
 
 METHODS: dict[str, tuple[str, tuple[int, ...]]] = {
     "SGP": ("mf", (1,)),
@@ -65,36 +60,14 @@ def extrapolation_problem(name: str, seed: int) -> Problem:
     return Problem(x[train], y[train], x[test], y[test], float(y_std))
 
 
-@wide_scope
-def train(model: DeepGP, x: Float[np.ndarray, "n D"], y: Float[np.ndarray, "n 1"], n_steps: int, rate: float) -> DeepGP:
-    """Adam on the full-batch ELBO, all steps in one compiled loop."""
-    parameters, fixed = eqx.partition(model, trainable_mask(model))
-    optimiser = optax.adam(rate)
-
-    def step(carry: tuple[DeepGP, optax.OptState], key: Array) -> tuple[tuple[DeepGP, optax.OptState], Array]:
-        parameters, state = carry
-
-        def loss(parameters: DeepGP) -> Array:
-            return -eqx.combine(parameters, fixed).elbo(x, y, key=key, n_samples=3)
-
-        value, gradient = jax.value_and_grad(loss)(parameters)
-        updates, state = optimiser.update(gradient, state)
-        return (optax.apply_updates(parameters, updates), state), -value
-
-    keys = jax.random.split(jax.random.key(0), n_steps)
-    (parameters, _), _ = jax.jit(lambda carry: jax.lax.scan(step, carry, keys))(
-        (parameters, optimiser.init(parameters))
-    )
-    return eqx.combine(parameters, fixed)
-
-
 def compare(problem: Problem, n_inducing: int, n_steps: int, report: Callable[[str], None]) -> list[Score]:
     """Every method on one problem."""
     scores = []
     for method, (coupling, widths) in METHODS.items():
         start = time.perf_counter()
         model = initial_model(problem.x, coupling, widths, n_inducing, precision="mixed")
-        prediction = train(model, problem.x, problem.y, n_steps, 0.02).predict(problem.x_test)
+        trained = train(model, problem.x, problem.y, max_steps=n_steps, n_samples=3, batch_size=len(problem.x))
+        prediction = trained.model.predict(problem.x_test)
         low, high = prediction.interval(0.9)
         inside = (low <= problem.y_test) & (problem.y_test <= high)
         score = Score(
