@@ -42,6 +42,8 @@ conjugate model.
 """
 
 RADIUS_LIMIT = float(np.sqrt(2.0))
+GROWTH = 2.0
+"""By how much a conjugate step may let a variance grow. Shrinking is safe, growing without bound is not."""
 
 
 class Direction(NamedTuple):
@@ -85,7 +87,8 @@ def retract(posterior: Posterior, step: Direction, retraction: str = "conjugate"
 def _conjugate_factor(X: Float[Array, "M M"]) -> Float[Array, "M M"]:
     """Lower triangular R with R Rᵀ = (I - X - Xᵀ)⁻¹: the step X taken in the precision instead of the factor.
 
-    Where that precision would not be positive definite, R = I + X, shortened so that it is invertible.
+    Where that would let a variance grow by more than ``GROWTH``, or the precision would not be positive, R = I + X,
+    shortened so that it is invertible.
     """
     eye = jnp.eye(X.shape[0], dtype=X.dtype)
     P = eye - X - X.T
@@ -93,7 +96,18 @@ def _conjugate_factor(X: Float[Array, "M M"]) -> Float[Array, "M M"]:
     _, W = eliminate(P[::-1, ::-1])
     R = W.T[::-1, ::-1]
     short = eye + X * jnp.minimum(1.0, 0.5 / jnp.maximum(jnp.linalg.norm(X), 1e-30))
-    return jnp.where(jnp.isfinite(R[0, 0]), R, short)
+    return jnp.where(_largest_eigenvalue(R) <= GROWTH, R, short)
+
+
+def _largest_eigenvalue(R: Float[Array, "M M"], iterations: int = 6) -> Float[Array, ""]:
+    """Of R Rᵀ, by power iteration; NaN if R is. Exact enough to tell a factor of a few from one."""
+    z = jnp.ones(R.shape[0], R.dtype) / np.sqrt(R.shape[0])
+    size = jnp.ones((), R.dtype)
+    for _ in range(iterations):
+        z = R @ (z @ R)
+        size = jnp.linalg.norm(z)
+        z = z / size
+    return size
 
 
 class NaturalState(NamedTuple):
