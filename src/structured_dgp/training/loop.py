@@ -251,7 +251,7 @@ class _Run:
             since = [record for record in self.history.scored if record.step > self.best[1]]
             if len(since) >= settings.patience:
                 return "patience"
-        if settings.plateau is not None and _is_flat(self.history["elbo"], settings.plateau):
+        if settings.plateau is not None and _is_flat(self.history["elbo"] / len(self.x), settings.plateau):
             return "plateau"
         return None
 
@@ -332,12 +332,12 @@ def _fingerprint(model: DeepGP, x: np.ndarray, y: np.ndarray, settings: Settings
 
 
 def _is_flat(elbo: Float[np.ndarray, " n"], tolerance: float) -> bool:
-    """Whether the last quarter of the records grew by less than a fraction ``tolerance`` over the quarter before."""
+    """Whether the last quarter of the records is on average less than ``tolerance`` above the quarter before."""
     quarter = len(elbo) // 4
     if quarter < 3:
         return False
     late, early = elbo[-quarter:].mean(), elbo[-2 * quarter : -quarter].mean()
-    return bool(late - early < tolerance * abs(early))
+    return bool(late - early < tolerance)
 
 
 class _Mean:

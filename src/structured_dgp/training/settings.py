@@ -30,7 +30,7 @@ class Settings:
         max_steps: the run ends after this many steps,
         max_seconds: or after this many seconds,
         patience: or when the hold-out score has not improved for this many scores (needs ``holdout``),
-        plateau: or when the smoothed ELBO has grown by less than this fraction over the last quarter of the steps.
+        plateau: or when the smoothed ELBO per row has grown by less than this over the last quarter of the steps.
         batch_size: rows of a minibatch; all rows at once when there are no more.
         n_samples: R, Monte-Carlo samples of each row.
         holdout: fraction of the rows that are kept out of training to score it; 0 for none.
