@@ -31,7 +31,7 @@ def log_likelihood(model: DeepGP, split: Split) -> float:
 
 
 def relative_errors(model: DeepGP, split: Split) -> dict[str, dict[str, float]]:
-    """ELBO and gradients of the same parameters in each precision, relative to float64."""
+    """ELBO and gradients of the same parameters in each precision, relative to float64 with the same jitter."""
     x, y = split.x[:ROWS], split.y[:ROWS]
     eps = np.random.default_rng(0).standard_normal((5, len(x), model.n_hidden))
 
@@ -48,10 +48,11 @@ def relative_errors(model: DeepGP, split: Split) -> dict[str, dict[str, float]]:
         leaves = jax.tree_util.tree_leaves_with_path(gradient)
         return float(value), {jax.tree_util.keystr(path): np.asarray(leaf, np.float64) for path, leaf in leaves}
 
-    exact, exact_gradient = value_and_gradient(model)
     errors = {}
     for precision in PRECISIONS[1:]:
-        other = DeepGP(model.layers, model.posterior, model.likelihood, model.jitter, precision)
+        other = DeepGP(model.layers, model.posterior, model.likelihood, precision=precision)
+        wide = DeepGP(model.layers, model.posterior, model.likelihood, other.jitter)
+        exact, exact_gradient = value_and_gradient(wide)
         value, gradient = value_and_gradient(other)
         by_leaf = {
             name: float(np.linalg.norm(gradient[name] - leaf) / np.linalg.norm(leaf))

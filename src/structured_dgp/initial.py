@@ -17,7 +17,6 @@ from structured_dgp.couplings import Coupling, check_widths
 from structured_dgp.exceptions import InputError
 from structured_dgp.kernels import RBF, Kernel, White
 from structured_dgp.likelihoods import Gaussian, Likelihood
-from structured_dgp.linalg import JITTER
 from structured_dgp.means import linear_mean
 from structured_dgp.model import DeepGP
 from structured_dgp.parameters import Fixed
@@ -88,7 +87,7 @@ def initial_model(
     start: str | Start = "default",
     kernel: Callable[[int, bool], Kernel] | None = None,
     likelihood: Likelihood | None = None,
-    jitter: float = JITTER,
+    jitter: float | None = None,
     precision: str = "float64",
     seed: int = 0,
 ) -> DeepGP:
@@ -102,8 +101,7 @@ def initial_model(
         start: ``"default"``, ``"paper"`` (the paper's initial values), or a :class:`Start`.
         kernel: makes a layer's kernel from (number of inputs, is it the output layer); default: from ``start``.
         likelihood: default: Gaussian, with the noise of ``start``, one for each output.
-        jitter: added to every kernel matrix.
-        precision: see :class:`DeepGP`.
+        jitter, precision: see :class:`DeepGP`.
         seed: of k-means.
     """
     x, widths = as_matrix(x, "x"), check_widths(widths)

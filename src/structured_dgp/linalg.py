@@ -20,11 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-JITTER = 1e-6
-"""Default jitter on the diagonal of every kernel matrix."""
+from structured_dgp.precision import Precision
+
+JITTER: dict[Precision, float] = {"float64": 1e-6, "mixed": 1e-5, "float32": 1e-4}
+"""Default jitter on the diagonal of every kernel matrix: features lose jitter^(-1/2) in accuracy."""
 
 ESCALATIONS = 4
-"""How often the jitter of a failing matrix is multiplied by ten: from 1e-6 up to 1e-2."""
+"""How often the jitter of a failing matrix is multiplied by ten: in float64, from 1e-6 up to 1e-2."""
 
 PANEL = 32
 """How many rows ``eliminate`` works on before it updates the rest."""

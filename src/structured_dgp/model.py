@@ -38,7 +38,7 @@ class DeepGP(eqx.Module):
         layers: the prior, input side first; the last layer is the output.
         posterior: over the whitened inducing outputs of all layers.
         likelihood: of the targets given the output layer.
-        jitter: added to the diagonal of every kernel matrix.
+        jitter: added to the diagonal of every kernel matrix; default: 1e-6, and more in a lower precision.
         precision: ``"float64"``, ``"float32"``, or ``"mixed"`` (kernel factorisations in float64).
     """
 
@@ -54,10 +54,11 @@ class DeepGP(eqx.Module):
         layers: Sequence[Layer],
         posterior: AbstractPosterior,
         likelihood: Likelihood,
-        jitter: float = JITTER,
+        jitter: float | None = None,
         precision: str = "float64",
     ) -> None:
         self.precision = as_precision(precision)
+        jitter = JITTER[self.precision] if jitter is None else jitter
         if not (np.isfinite(jitter) and jitter >= 0):
             raise InputError(f"jitter must be a finite number that is not negative; got {jitter}.")
         _check_fit(tuple(layers), posterior)

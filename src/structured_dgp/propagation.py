@@ -44,7 +44,12 @@ from structured_dgp.products import inner_products, matmul, matmul_transposed, q
 Columns: TypeAlias = dict[int, Float[Array, "n #R T"]]
 """For each earlier GP j, a number for every point, sample, and GP i of one layer; zero where the coupling has none."""
 
-VARIANCE_FLOOR = 1e-12  # a conditional variance below this is rounding error; keeps √ and its derivative finite
+ROUNDING = {"float64": 1e-12, "float32": 1e-5}
+"""A conditional variance below this part of the prior variance is rounding error.
+
+It is the square of what the Cholesky recursion divides by. |A|² cancels against k(x, x), with the error of features
+that were multiplied by a whitener of norm jitter^(-1/2): in float32 far more than the unit of rounding.
+"""
 
 
 class Layer(eqx.Module):
@@ -158,7 +163,9 @@ def propagate(
         shift = 0.0 if layer.layer.mean is None else h @ layer.layer.mean.value
         for upper, cross in layer.cross.items():
             products[level, upper] = _over_rows(matmul, A, cross).reshape(*A.shape[:2], -1, A.shape[-1])
-        variance = _variances(layer, h, A)
+        prior = _prior_variances(layer, h)
+        variance = prior + _over_rows(quadratic_forms, A, layer.excess)  # S̃_ii = k(x, x) + A_i · (S[i, i] - I) A_i
+        floor = jnp.maximum(ROUNDING[str(prior.dtype)] * prior, 1e-12)
         covariance = _covariances(structure, level, A, products)
         earlier = _earlier_columns(structure, level, covariance, factor)
         # μ̂ = μ̃ + Σ_j c_ij ε_j over the GPs j of earlier layers
@@ -166,14 +173,14 @@ def propagate(
 
         if level == len(prepared) - 1:
             full = (n_points, n_samples, len(structure.layers[level]))
-            conditional_cov = _output_covariance(structure, variance, covariance, earlier)
+            conditional_cov = _output_covariance(structure, variance, covariance, earlier, floor)
             return Outputs(
                 hidden,
                 jnp.broadcast_to(conditional_mean, full),
                 jnp.broadcast_to(conditional_cov, (*full, full[-1])),
             )
 
-        factor.append(_own_columns(structure, level, variance, covariance, earlier))
+        factor.append(_own_columns(structure, level, variance, covariance, earlier, floor))
         own = {j: column for j, column in factor[level].columns.items() if j not in earlier}
         gps = structure.layers[level]
         h = conditional_mean + _noise_terms(own, eps) + factor[level].diagonal * eps[..., gps.start : gps.stop]
@@ -192,10 +199,9 @@ def _features(layer: PreparedLayer, h: Float[Array, "n R D"]) -> Float[Array, "n
     return _over_rows(matmul_transposed, K, layer.whitener)
 
 
-def _variances(layer: PreparedLayer, h: Float[Array, "n R D"], A: Float[Array, "n R M"]) -> Float[Array, "n R T"]:
-    """S̃_ii = k(x, x) + A_i · (S[i, i] - I) A_i."""
-    prior = layer.layer.kernel.diagonal(h.reshape(-1, h.shape[-1])).reshape(*h.shape[:2], 1)
-    return prior + _over_rows(quadratic_forms, A, layer.excess)
+def _prior_variances(layer: PreparedLayer, h: Float[Array, "n R D"]) -> Float[Array, "n R 1"]:
+    """k(x, x)."""
+    return layer.layer.kernel.diagonal(h.reshape(-1, h.shape[-1])).reshape(*h.shape[:2], 1)
 
 
 def _covariances(
@@ -246,17 +252,22 @@ def _earlier_columns(structure: Structure, level: int, covariance: Columns, fact
 
 
 def _own_columns(
-    structure: Structure, level: int, variance: Float[Array, "n R T"], covariance: Columns, earlier: Columns
+    structure: Structure,
+    level: int,
+    variance: Float[Array, "n R T"],
+    covariance: Columns,
+    earlier: Columns,
+    floor: Float[Array, "n R 1"],
 ) -> LayerFactor:
     """The same for j in this layer, and c_ii = √(S̃_ii - Σ_{j<i} c_ij²)."""
     gps = structure.layers[level]
     if not np.tril(structure.fill[gps.start : gps.stop, gps.start : gps.stop], -1).any():
-        return LayerFactor(earlier, _root(_minus(variance, [column**2 for column in earlier.values()])))
+        return LayerFactor(earlier, _root(_minus(variance, [column**2 for column in earlier.values()]), floor))
     columns = dict(earlier)
     diagonal = []
     for place, j in enumerate(gps):
         own = {k: column[..., place : place + 1] for k, column in columns.items()}
-        diagonal.append(_root(_minus(variance[..., place : place + 1], [entry**2 for entry in own.values()])))
+        diagonal.append(_root(_minus(variance[..., place : place + 1], [entry**2 for entry in own.values()]), floor))
         if structure.fill[j + 1 : gps.stop, j].any():
             terms = [columns[k] * own[k] for k in columns]
             below = jnp.asarray(np.arange(len(gps)) > place, variance.dtype)
@@ -272,8 +283,8 @@ def _minus(start: Array | None, terms: list[Array]) -> Array:
     return start - total
 
 
-def _root(variance: Float[Array, "n R T"]) -> Float[Array, "n R T"]:
-    return jnp.sqrt(jnp.maximum(variance, VARIANCE_FLOOR))
+def _root(variance: Float[Array, "n #R T"], floor: Float[Array, "n #R 1"]) -> Float[Array, "n #R T"]:
+    return jnp.sqrt(jnp.maximum(variance, floor))
 
 
 def _noise_terms(columns: Columns, eps: Float[Array, "n R T_hidden"]) -> Float[Array, "n #R T"] | float:
@@ -282,7 +293,11 @@ def _noise_terms(columns: Columns, eps: Float[Array, "n R T_hidden"]) -> Float[A
 
 
 def _output_covariance(
-    structure: Structure, variance: Float[Array, "n R P"], covariance: Columns, earlier: Columns
+    structure: Structure,
+    variance: Float[Array, "n R P"],
+    covariance: Columns,
+    earlier: Columns,
+    floor: Float[Array, "n R 1"],
 ) -> Float[Array, "n R P P"]:
     """Σ̂ = S̃_ii' - Σ_j c_ij c_i'j over the hidden GPs j; its diagonal stays positive."""
     first, width = structure.layers[-1].start, variance.shape[-1]
@@ -294,4 +309,4 @@ def _output_covariance(
             # Column j holds the GPs after j; the covariance is symmetric.
             entries = covariance[j][..., :, None] * eye[j - first]
             total = total + entries + jnp.swapaxes(entries, -1, -2)
-    return jnp.where(eye > 0, jnp.maximum(total, VARIANCE_FLOOR), total)
+    return jnp.where(eye > 0, jnp.maximum(total, floor[..., None]), total)
