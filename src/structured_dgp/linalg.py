@@ -62,7 +62,7 @@ def _with_enough_jitter(
     factorise: Callable[[Float[Array, "M M"]], _Factors], K: Float[Array, "M M"], jitter: ArrayLike
 ) -> tuple[_Factors, Float[Array, ""]]:
     """``factorise(K + jitter·I)``, again with ten times the jitter while the last entry of the first factor is NaN."""
-    scale = jnp.maximum(jnp.mean(jnp.diagonal(K)), 1.0)
+    scale = jnp.maximum(jnp.trace(K) / K.shape[0], 1.0)
     smallest = jnp.maximum(jitter, np.finfo(K.dtype).eps)  # a smaller one, such as 0, would not grow
     eye = jnp.eye(K.shape[0], dtype=K.dtype)
     hopeless = ~jnp.isfinite(scale)  # a NaN in K cannot be cured by jitter

@@ -15,9 +15,9 @@ order and keep the Cholesky factor c of S̃, one scalar at a time:
     f_i  = μ̃_i + Σ_{j≤i} c_ij ε_j
 
 This is Eqs. (muhatn) and (Sigmahatn) of the paper: with f = μ̃ + c ε, the solve S̃⁻¹(f - μ̃) collapses to reusing the
-same noise ε. No inverse, and no LAPACK call on tiny matrices: elementwise arithmetic over all points, samples
-and GPs of a layer at once, and only for the columns j that the coupling's pattern leaves non-zero. The output layer
-is not sampled; its conditional mean and covariance are returned.
+same noise ε. No inverse, and no LAPACK call on tiny matrices: ``triangular.py`` does it with elementwise arithmetic
+over all points and samples at once, a layer at a time. The output layer is not sampled; its conditional mean and
+covariance are returned.
 
 The heavy work is products of features (rows, M) with blocks S[j, i] (M, M). They are taken on the side of the lower
 layer, where first-layer features do not depend on the Monte-Carlo sample, and side by side for each pair of layers.
@@ -29,6 +29,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
@@ -40,9 +41,10 @@ from structured_dgp.parameters import Constant, cast
 from structured_dgp.posterior import AbstractPosterior
 from structured_dgp.precision import Precision, as_array
 from structured_dgp.products import inner_products, matmul, matmul_transposed, quadratic_forms
+from structured_dgp.triangular import factorise, solve_columns
 
-Columns: TypeAlias = dict[int, Float[Array, "n #R T"]]
-"""For each earlier GP j, a number for every point, sample, and GP i of one layer; zero where the coupling has none."""
+Products: TypeAlias = dict[tuple[int, int], Float[Array, "n #R _ M"]]
+"""Features of a lower layer times S[j, i] for the pairs in ``layer_pairs(structure, lower, upper)``."""
 
 ROUNDING = {"float64": 1e-12, "float32": 1e-5}
 """A conditional variance below this part of the prior variance is rounding error.
@@ -108,6 +110,7 @@ def prepare(
     """The part of propagation that depends on parameters alone."""
     structure, M = posterior.structure, posterior.n_inducing
     mean, rows = posterior.moments()
+    whiteners = _whiteners(layers, jitter, precision)
     eye = jnp.eye(M, dtype=mean.dtype)
 
     def block(i: int, j: int) -> Float[Array, "M M"]:
@@ -121,7 +124,7 @@ def prepare(
         prepared.append(
             PreparedLayer(
                 layer=layer,
-                whitener=_layer_whitener(layer, jitter, precision),
+                whitener=whiteners[lower],
                 mean_weights=mean[gps.start : gps.stop].T,
                 excess=jnp.concatenate([block(j, j) - eye for j in gps], axis=1),
                 cross={
@@ -134,12 +137,13 @@ def prepare(
     return tuple(prepared)
 
 
-def _layer_whitener(layer: Layer, jitter: float, precision: Precision) -> Float[Array, "M M"]:
-    """W of the layer's kernel matrix; in mixed precision factorised in float64 and rounded afterwards."""
+def _whiteners(layers: tuple[Layer, ...], jitter: float, precision: Precision) -> Float[Array, "L M M"]:
+    """W of each layer's kernel matrix; in mixed precision factorised in float64 and rounded afterwards."""
+    dtype = layers[0].inducing.dtype
     if precision == "mixed":
-        wide = cast(layer, jnp.float64)
-        return whitener(wide.kernel.gram(wide.inducing), jitter).astype(layer.inducing.dtype)
-    return whitener(layer.kernel.gram(layer.inducing), jitter)
+        layers = cast(layers, jnp.float64)
+    K = jnp.stack([layer.kernel.gram(layer.inducing) for layer in layers])
+    return jax.lax.map(lambda K: whitener(K, jitter), K).astype(dtype)
 
 
 def propagate(
@@ -153,38 +157,44 @@ def propagate(
     First-layer quantities do not depend on the sample: their sample axis has length one.
     """
     n_points, n_samples = eps.shape[:2]
+    noise = gps_first(eps)
     h = x[:, None]
     hidden: list[Array] = []
-    products: dict[tuple[int, int], Float[Array, "n #R K M"]] = {}
-    factor: list[LayerFactor] = []
+    products: Products = {}
+    factor = jnp.zeros((0, 0, n_points, 1), x.dtype)
     for level, layer in enumerate(prepared):
+        gps = structure.layers[level]
         A = _features(layer, h)
         mean = _over_rows(matmul, A, layer.mean_weights)
         shift = 0.0 if layer.layer.mean is None else h @ layer.layer.mean.value
         for upper, cross in layer.cross.items():
             products[level, upper] = _over_rows(matmul, A, cross).reshape(*A.shape[:2], -1, A.shape[-1])
-        prior = _prior_variances(layer, h)
-        variance = prior + _over_rows(quadratic_forms, A, layer.excess)  # S̃_ii = k(x, x) + A_i · (S[i, i] - I) A_i
-        floor = jnp.maximum(ROUNDING[str(prior.dtype)] * prior, 1e-12)
-        covariance = _covariances(structure, level, A, products)
-        earlier = _earlier_columns(structure, level, covariance, factor)
-        # μ̂ = μ̃ + Σ_j c_ij ε_j over the GPs j of earlier layers
-        conditional_mean = mean + shift + _noise_terms(earlier, eps)
+        prior = layer.layer.kernel.diagonal(h.reshape(-1, h.shape[-1])).reshape(h.shape[:2])
+        floor = jax.lax.stop_gradient(jnp.maximum(ROUNDING[str(prior.dtype)] * prior, 1e-12))
+        variance = prior + gps_first(_over_rows(quadratic_forms, A, layer.excess))
+        earlier = _earlier_columns(structure, level, A, products, factor)
+        conditional_mean = mean + shift
+        if earlier is not None:  # μ̂ = μ̃ + Σ_j c_ij ε_j over the GPs j of earlier layers
+            conditional_mean = conditional_mean + gps_last(_sum_columns(earlier, noise[: gps.start]))
 
         if level == len(prepared) - 1:
-            full = (n_points, n_samples, len(structure.layers[level]))
-            conditional_cov = _output_covariance(structure, variance, covariance, earlier, floor)
-            return Outputs(
-                hidden,
-                jnp.broadcast_to(conditional_mean, full),
-                jnp.broadcast_to(conditional_cov, (*full, full[-1])),
-            )
+            cov = _conditional_covariance(structure, level, variance, A, products, earlier)
+            eye = jnp.eye(len(gps), dtype=cov.dtype)[..., None, None]
+            cov = jnp.moveaxis(jnp.where(eye > 0, jnp.maximum(cov, floor), cov), (0, 1), (2, 3))
+            full = (n_points, n_samples, len(gps))
+            return Outputs(hidden, jnp.broadcast_to(conditional_mean, full), jnp.broadcast_to(cov, (*full, len(gps))))
 
-        factor.append(_own_columns(structure, level, variance, covariance, earlier, floor))
-        own = {j: column for j, column in factor[level].columns.items() if j not in earlier}
-        gps = structure.layers[level]
-        h = conditional_mean + _noise_terms(own, eps) + factor[level].diagonal * eps[..., gps.start : gps.stop]
+        own_noise = noise[gps.start : gps.stop]
+        if np.tril(structure.fill[gps.start : gps.stop, gps.start : gps.stop], -1).any():
+            own = factorise(_conditional_covariance(structure, level, variance, A, products, earlier), floor)
+            h = conditional_mean + gps_last(_sum_columns(own, own_noise))
+        else:
+            explained = 0.0 if earlier is None else jnp.sum(earlier**2, axis=0)
+            diagonal = jnp.sqrt(jnp.maximum(variance - explained, floor))
+            own = jnp.eye(len(gps), dtype=x.dtype)[..., None, None] * diagonal
+            h = conditional_mean + gps_last(diagonal * own_noise)
         hidden.append(h)
+        factor = _extended(factor, earlier, own, n_samples)
     raise AssertionError("a model has at least one layer")
 
 
@@ -199,114 +209,77 @@ def _features(layer: PreparedLayer, h: Float[Array, "n R D"]) -> Float[Array, "n
     return _over_rows(matmul_transposed, K, layer.whitener)
 
 
-def _prior_variances(layer: PreparedLayer, h: Float[Array, "n R D"]) -> Float[Array, "n R 1"]:
-    """k(x, x)."""
-    return layer.layer.kernel.diagonal(h.reshape(-1, h.shape[-1])).reshape(*h.shape[:2], 1)
+def gps_first(a: Float[Array, "n R T"]) -> Float[Array, "T n R"]:
+    """The layout of ``triangular.py``."""
+    return jnp.moveaxis(a, -1, 0)
+
+
+def gps_last(a: Float[Array, "T n R"]) -> Float[Array, "n R T"]:
+    """The layout of rows of features."""
+    return jnp.moveaxis(a, 0, -1)
+
+
+def _sum_columns(c: Float[Array, "K T n #R"], noise: Float[Array, "K n R"]) -> Float[Array, "T n R"]:
+    """Σ_k c_ik ε_k."""
+    return jnp.sum(c * noise[:, None], axis=0)
 
 
 def _covariances(
+    structure: Structure, lower: int, upper: int, A: Float[Array, "n R M"], products: Products
+) -> Float[Array, "T_lower T n R"]:
+    """S̃_ij = A_i · (S[i, j] A_j) for j in the lower layer and i > j in the upper one; zero where the coupling is."""
+    below, above = structure.layers[lower], structure.layers[upper]
+    shape = (len(below), len(above))
+    pairs = layer_pairs(structure, lower, upper)
+    if not pairs:
+        return jnp.zeros((*shape, *A.shape[:2]), A.dtype)
+    values = gps_first(inner_products(A, products[lower, upper]))
+    if len(pairs) < len(below) * len(above):
+        place = np.zeros((*shape, len(pairs)))
+        for number, (i, j) in enumerate(pairs):
+            place[j - below.start, i - above.start, number] = 1.0
+        values = jnp.tensordot(jnp.asarray(place, A.dtype), values, axes=1)
+    return values.reshape(*shape, *A.shape[:2])
+
+
+def _earlier_columns(
+    structure: Structure, level: int, A: Float[Array, "n R M"], products: Products, factor: Float[Array, "K K n #R"]
+) -> Float[Array, "K T n R"] | None:
+    """c_ij = (S̃_ij - Σ_{k<j} c_ik c_jk) / c_jj for the GPs i of this layer and j of earlier ones; None: all zero."""
+    if not any((lower, level) in products for lower in range(level)):
+        return None
+    S = jnp.concatenate([_covariances(structure, lower, level, A, products) for lower in range(level)])
+    return solve_columns(jnp.broadcast_to(factor, (*factor.shape[:2], *A.shape[:2])), S)
+
+
+def _conditional_covariance(
     structure: Structure,
     level: int,
+    variance: Float[Array, "T n R"],
     A: Float[Array, "n R M"],
-    products: dict[tuple[int, int], Float[Array, "n #R K M"]],
-) -> Columns:
-    """S̃_ij = A_i · (S[i, j] A_j) for the GPs i of this layer and their partners j < i."""
-    gps = structure.layers[level]
-    columns: Columns = {}
-    for lower in range(level + 1):
-        if (lower, level) not in products:
-            continue
-        values = inner_products(A, products[lower, level])
-        pairs = layer_pairs(structure, lower, level)
-        for j in sorted({j for _, j in pairs}):
-            places = [place for place, pair in enumerate(pairs) if pair[1] == j]
-            rows = [pairs[place][0] - gps.start for place in places]
-            part = values[..., places[0] : places[-1] + 1]
-            columns[j] = part if len(rows) == len(gps) else part @ jnp.eye(len(gps), dtype=A.dtype)[np.array(rows)]
-    return columns
+    products: Products,
+    earlier: Float[Array, "K T n R"] | None,
+) -> Float[Array, "T T n R"]:
+    """Σ̂ = S̃_ii' - Σ_j c_ij c_i'j over the GPs j of earlier layers, for the GPs i, i' of this layer."""
+    cov = jnp.eye(len(variance), dtype=variance.dtype)[..., None, None] * variance
+    if (level, level) in products:
+        below = _covariances(structure, level, level, A, products)
+        cov = cov + below + jnp.swapaxes(below, 0, 1)
+    return cov if earlier is None else cov - jnp.sum(earlier[:, :, None] * earlier[:, None, :], axis=0)
 
 
-class LayerFactor(NamedTuple):
-    """The rows c_i of a hidden layer's GPs: the entries left of the diagonal by column, and the diagonal."""
-
-    columns: Columns
-    diagonal: Float[Array, "n #R T"]
-
-
-def _entry(structure: Structure, factor: list[LayerFactor], j: int, k: int) -> Float[Array, "n #R 1"]:
-    """c_jk of a GP j of an earlier layer."""
-    gp = structure.gps[j]
-    values = factor[gp.layer].diagonal if j == k else factor[gp.layer].columns[k]
-    return values[..., gp.position : gp.position + 1]
-
-
-def _earlier_columns(structure: Structure, level: int, covariance: Columns, factor: list[LayerFactor]) -> Columns:
-    """c_ij = (S̃_ij - Σ_{k<j} c_ik c_jk) / c_jj for the GPs i of this layer and j of earlier layers."""
-    gps = structure.layers[level]
-    columns: Columns = {}
-    for j in range(gps.start):
-        if structure.fill[gps.start : gps.stop, j].any():
-            terms = [columns[k] * _entry(structure, factor, j, k) for k in columns if structure.fill[j, k]]
-            columns[j] = _minus(covariance.get(j), terms) / _entry(structure, factor, j, j)
-    return columns
-
-
-def _own_columns(
-    structure: Structure,
-    level: int,
-    variance: Float[Array, "n R T"],
-    covariance: Columns,
-    earlier: Columns,
-    floor: Float[Array, "n R 1"],
-) -> LayerFactor:
-    """The same for j in this layer, and c_ii = √(S̃_ii - Σ_{j<i} c_ij²)."""
-    gps = structure.layers[level]
-    if not np.tril(structure.fill[gps.start : gps.stop, gps.start : gps.stop], -1).any():
-        return LayerFactor(earlier, _root(_minus(variance, [column**2 for column in earlier.values()]), floor))
-    columns = dict(earlier)
-    diagonal = []
-    for place, j in enumerate(gps):
-        own = {k: column[..., place : place + 1] for k, column in columns.items()}
-        diagonal.append(_root(_minus(variance[..., place : place + 1], [entry**2 for entry in own.values()]), floor))
-        if structure.fill[j + 1 : gps.stop, j].any():
-            terms = [columns[k] * own[k] for k in columns]
-            below = jnp.asarray(np.arange(len(gps)) > place, variance.dtype)
-            columns[j] = below * _minus(covariance.get(j), terms) / diagonal[-1]
-    return LayerFactor(columns, jnp.concatenate(jnp.broadcast_arrays(*diagonal), axis=-1))
-
-
-def _minus(start: Array | None, terms: list[Array]) -> Array:
-    """start - Σ terms; no start counts as zero."""
-    total = sum(terms[1:], terms[0]) if terms else None
-    if total is None or start is None:
-        return start if total is None else -total  # type: ignore[return-value]
-    return start - total
-
-
-def _root(variance: Float[Array, "n #R T"], floor: Float[Array, "n #R 1"]) -> Float[Array, "n #R T"]:
-    return jnp.sqrt(jnp.maximum(variance, floor))
-
-
-def _noise_terms(columns: Columns, eps: Float[Array, "n R T_hidden"]) -> Float[Array, "n #R T"] | float:
-    """Σ_j c_ij ε_j over the given columns."""
-    return sum((column * eps[..., j, None] for j, column in columns.items()), 0.0)
-
-
-def _output_covariance(
-    structure: Structure,
-    variance: Float[Array, "n R P"],
-    covariance: Columns,
-    earlier: Columns,
-    floor: Float[Array, "n R 1"],
-) -> Float[Array, "n R P P"]:
-    """Σ̂ = S̃_ii' - Σ_j c_ij c_i'j over the hidden GPs j; its diagonal stays positive."""
-    first, width = structure.layers[-1].start, variance.shape[-1]
-    eye = jnp.eye(width, dtype=variance.dtype)
-    explained = [column[..., :, None] * column[..., None, :] for column in earlier.values()]
-    total = _minus(variance[..., :, None] * eye, explained)
-    for j in range(first, first + width):
-        if j in covariance:
-            # Column j holds the GPs after j; the covariance is symmetric.
-            entries = covariance[j][..., :, None] * eye[j - first]
-            total = total + entries + jnp.swapaxes(entries, -1, -2)
-    return jnp.where(eye > 0, jnp.maximum(total, floor[..., None]), total)
+def _extended(
+    factor: Float[Array, "K K n #R"],
+    earlier: Float[Array, "K T n #R"] | None,
+    own: Float[Array, "T T n #R"],
+    n_samples: int,
+) -> Float[Array, "H H n #R"]:
+    """The factor with the rows of one more layer; entry k of row i stands at [k, i]."""
+    if earlier is None:
+        earlier = jnp.zeros((len(factor), len(own), *own.shape[2:]), own.dtype)
+    if len(factor) == 0:
+        return own
+    full = (*own.shape[2:3], n_samples)
+    factor, earlier, own = (jnp.broadcast_to(part, (*part.shape[:2], *full)) for part in (factor, earlier, own))
+    below = jnp.zeros((len(own), len(factor), *full), own.dtype)
+    return jnp.concatenate([jnp.concatenate([factor, earlier], 1), jnp.concatenate([below, own], 1)])
