@@ -35,7 +35,7 @@ def layer_by_layer(S, widths, floor=1e-12):
         own = S[start : start + width, start : start + width]
         earlier = S[:start, start : start + width]
         if start:
-            earlier = solve_columns(factor, earlier)
+            earlier = solve_columns(factor, earlier, tuple(range(j, j + 1) for j in range(start)))
         own = factorise(own - jnp.sum(earlier[:, :, None] * earlier[:, None, :], axis=0), floor)
         below = jnp.zeros((width, start, POINTS, SAMPLES))
         factor = jnp.concatenate([jnp.concatenate([factor, earlier], 1), jnp.concatenate([below, own], 1)])

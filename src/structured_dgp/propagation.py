@@ -185,7 +185,7 @@ def propagate(
             return Outputs(hidden, jnp.broadcast_to(conditional_mean, full), jnp.broadcast_to(cov, (*full, len(gps))))
 
         own_noise = noise[gps.start : gps.stop]
-        if np.tril(structure.fill[gps.start : gps.stop, gps.start : gps.stop], -1).any():
+        if len(_blocks(structure, level)) > 1:
             own = factorise(_conditional_covariance(structure, level, variance, A, products, earlier), floor)
             h = conditional_mean + gps_last(_sum_columns(own, own_noise))
         else:
@@ -249,7 +249,16 @@ def _earlier_columns(
     if not any((lower, level) in products for lower in range(level)):
         return None
     S = jnp.concatenate([_covariances(structure, lower, level, A, products) for lower in range(level)])
-    return solve_columns(jnp.broadcast_to(factor, (*factor.shape[:2], *A.shape[:2])), S)
+    factor = jnp.broadcast_to(factor, (*factor.shape[:2], *A.shape[:2]))
+    return solve_columns(factor, S, tuple(block for lower in range(level) for block in _blocks(structure, lower)))
+
+
+def _blocks(structure: Structure, level: int) -> tuple[range, ...]:
+    """A layer's GPs in groups that are independent given the earlier layers: all of them, or one by one."""
+    gps = structure.layers[level]
+    if np.tril(structure.fill[gps.start : gps.stop, gps.start : gps.stop], -1).any():
+        return tuple(range(j, j + 1) for j in gps)
+    return (gps,)
 
 
 def _conditional_covariance(

@@ -7,46 +7,51 @@ gradients are written by hand for the same reason: the compiled program does not
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
 
-@jax.custom_vjp
-def solve_columns(c: Float[Array, "K K n R"], s: Float[Array, "K T n R"]) -> Float[Array, "K T n R"]:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def solve_columns(
+    c: Float[Array, "K K n R"], s: Float[Array, "K T n R"], blocks: tuple[range, ...]
+) -> Float[Array, "K T n R"]:
     """x with Σ_{k≤j} x[k] c[k, j] = s[j]: rows i of a Cholesky factor, left of their own GPs, from covariances s.
 
-    c[k, j] is entry k of row j of the factor of the earlier GPs.
+    c[k, j] is entry k of row j of the factor of the earlier GPs, zero between different GPs of one of the ``blocks``.
     """
+    x = s[:0]
+    for block in blocks:
+        part = slice(block.start, block.stop)
+        known = jnp.sum(x[:, None] * c[: block.start, part, None], axis=0)
+        x = jnp.concatenate([x, (s[part] - known) / _diagonal(c, part)])
+    return x
 
-    def next_column(j: ArrayLike, x: Array) -> Array:
-        known = jnp.sum(x * _row(c, j)[:, None], axis=0)
-        return x.at[j].set((s[j] - known) / c[j, j])
 
-    return jax.lax.fori_loop(0, c.shape[0], next_column, jnp.zeros_like(s))
-
-
-def _solve_forward(c: Array, s: Array) -> tuple[Array, tuple[Array, Array]]:
-    x = solve_columns(c, s)
+def _solve_forward(c: Array, s: Array, blocks: tuple[range, ...]) -> tuple[Array, tuple[Array, Array]]:
+    x = solve_columns(c, s, blocks)
     return x, (c, x)
 
 
-def _solve_backward(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+def _solve_backward(blocks: tuple[range, ...], residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     """y[j] = (g[j] - Σ_{i>j} y[i] c[j, i]) / c[j, j], from the last column to the first; c̄[k, j] = -y[j] · x[k]."""
     c, x = residuals
-    size = c.shape[0]
-
-    def previous_column(count: ArrayLike, y: Array) -> Array:
-        j = size - 1 - count
-        known = jnp.sum(y * c[j][:, None], axis=0)
-        return y.at[j].set((g[j] - known) / c[j, j])
-
-    y = jax.lax.fori_loop(0, size, previous_column, jnp.zeros_like(g))
-    upper = jnp.triu(jnp.ones((size, size), c.dtype))[..., None, None]
+    y = g[:0]
+    for block in reversed(blocks):
+        part = slice(block.start, block.stop)
+        known = jnp.sum(y[None] * c[part, block.stop :, None], axis=1)
+        y = jnp.concatenate([(g[part] - known) / _diagonal(c, part), y])
+    upper = jnp.triu(jnp.ones(c.shape[:2], c.dtype))[..., None, None]
     return -upper * jnp.sum(x[:, None] * y[None, :], axis=2), y
 
 
 solve_columns.defvjp(_solve_forward, _solve_backward)
+
+
+def _diagonal(c: Float[Array, "K K n R"], part: slice) -> Float[Array, "k 1 n R"]:
+    return jnp.stack([c[j, j] for j in range(part.start, part.stop)])[:, None]
 
 
 @jax.custom_vjp
