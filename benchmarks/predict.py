@@ -29,9 +29,10 @@ def peak_mb() -> float:
 
 def ours(coupling: str, precision: str, x: np.ndarray, n_draws: int) -> dict[str, float]:
     from structured_dgp.initial import initial_model
+    from structured_dgp.model import PREDICTION_ROWS
 
     model = initial_model(x[:2000], coupling, (5, 5, 1), 128, precision=precision)
-    model.predict(x[:5000], n_draws)
+    model.predict(x[:PREDICTION_ROWS], n_draws)
     before, start = peak_mb(), time.perf_counter()
     mixture = model.predict(x, n_draws)
     seconds = time.perf_counter() - start

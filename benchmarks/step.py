@@ -77,8 +77,8 @@ def our_step(
     return lambda: run(work.per_call), time.perf_counter() - start
 
 
-def limit(work: Workload, coupling: str, dtype: Any, repeats: int) -> dict[str, float]:
-    """The sum of the unavoidable products, each timed alone: forward and backward.
+def unavoidable_products(work: Workload, coupling: str) -> dict[str, list[tuple[int, int, int]]]:
+    """Sizes (a, b, c) of all products of an (a, b) and a (b, c) matrix, forward and backward.
 
     ``posterior``: features with blocks of S. ``features``: A = K Wᵀ. ``blocks``: S = C Cᵀ.
     """
@@ -97,6 +97,12 @@ def limit(work: Workload, coupling: str, dtype: Any, repeats: int) -> dict[str, 
     for j in range(sum(work.widths)):
         depth, partners = len(structure.predecessors[j]) * M, len(structure.partners[j]) * M
         kinds["blocks"] += [(M, depth, partners), (M, partners, depth), (partners, M, depth)]
+    return kinds
+
+
+def limit(work: Workload, coupling: str, dtype: Any, repeats: int) -> dict[str, float]:
+    """The sum of the unavoidable products, each timed alone."""
+    kinds = unavoidable_products(work, coupling)
     shapes = sorted({shape for group in kinds.values() for shape in group})
     rng = np.random.default_rng(0)
     product = jax.jit(jnp.matmul)

@@ -134,7 +134,7 @@ class DeepGP(eqx.Module):
         """
         x = as_matrix(x, "x", self.layers[0].inducing.shape[1])
         eps = self.prediction_noise(n_draws, seed)
-        size = min(PREDICTION_ROWS, x.shape[0])
+        size = min(PREDICTION_ROWS, 1 << (x.shape[0] - 1).bit_length())  # few different sizes: few compilations
         means: list[np.ndarray] = []
         covs: list[np.ndarray] = []
         for start in range(0, x.shape[0], size):

@@ -257,7 +257,7 @@ class _Run:
 
     def _failure(self) -> TrainingError:
         """The error for too many failed steps in a row, which says where the first bad number is."""
-        model = self.model()
+        model = self.model(self.state.origin)
         rows = self.batches.rows(self.step, 1)[0]
         x, y = self.x[rows], self.y[rows]
 
@@ -278,9 +278,9 @@ class _Run:
         else:
             where = "the update is not finite although the gradient is"
         return TrainingError(
-            f"step {self.step} failed {self.settings.max_failures} times in a row, each time with half the step size: "
-            f"{where}. The last good state is kept. Try a smaller learning_rate or natural_rate, precision='float64', "
-            "a larger jitter, or look for extreme values in the data.",
+            f"step {self.step} failed {self.settings.max_failures} times in a row, although the step before it was "
+            f"taken back by half each time: {where}. The last good state is kept. Try a smaller learning_rate or "
+            "natural_rate, precision='float64', a larger jitter, or look for extreme values in the data.",
             model=model,
             history=self.history,
         )

@@ -17,7 +17,8 @@ from structured_dgp.parameters import trainable_mask
 from structured_dgp.training.natural import NaturalState
 
 SHRINK, GROW = 0.5, 1.1
-"""A failed step is tried again at half its size; every good one lets the size grow back by a tenth, up to one."""
+"""A step that led to numbers that are not finite is taken back by half, and the steps after it have half the size;
+every good one lets their size grow back by a tenth, up to one."""
 
 
 class State(NamedTuple):
@@ -25,6 +26,7 @@ class State(NamedTuple):
 
     Attributes:
         parameters: the trainable part of the model; None elsewhere.
+        origin: the last parameters at which loss and update were finite, from which the last step was made.
         optimizer: Optax's state.
         step: how many steps were made. Minibatches and noise are functions of the seed and this number.
         size: the fraction of each update that is taken; below one after failures.
@@ -33,6 +35,7 @@ class State(NamedTuple):
     """
 
     parameters: DeepGP
+    origin: DeepGP
     optimizer: Any
     step: Int[Array, ""]
     size: Float[Array, ""]
@@ -56,7 +59,7 @@ def initial_state(model: DeepGP, optimizer: optax.GradientTransformation) -> Sta
     """The state before the first step."""
     parameters, _ = eqx.partition(model, trainable_mask(model))
     zero = jnp.zeros((), jnp.int32)
-    state = State(parameters, optimizer.init(parameters), zero, jnp.ones((), jnp.float32), zero, zero)
+    state = State(parameters, parameters, optimizer.init(parameters), zero, jnp.ones((), jnp.float32), zero, zero)
     # Copies, because the compiled steps reuse the memory of the state they are given.
     return jax.tree.map(jnp.copy, state)
 
@@ -92,12 +95,14 @@ def compile_steps(
         size = sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(updates))
         good = jnp.isfinite(value) & jnp.isfinite(size)
 
-        def moved(old: Array, update: Array) -> Array:
-            return jnp.where(good, old + state.size.astype(old.dtype) * update, old)
+        def moved(now: Array, origin: Array, update: Array) -> Array:
+            ahead, back = state.size.astype(now.dtype) * update, SHRINK * (origin - now)
+            return now + jnp.where(good, ahead, back)
 
         failed = 1 - good.astype(jnp.int32)
         after = State(
-            parameters=jax.tree.map(moved, state.parameters, updates),
+            parameters=jax.tree.map(moved, state.parameters, state.origin, updates),
+            origin=jax.tree.map(lambda now, origin: jnp.where(good, now, origin), state.parameters, state.origin),
             optimizer=jax.tree.map(lambda old, new: jnp.where(good, new, old), state.optimizer, optimizer_state),
             step=state.step + 1 - failed,
             size=jnp.where(good, jnp.minimum(GROW * state.size, 1.0), SHRINK * state.size),
