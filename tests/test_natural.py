@@ -15,7 +15,7 @@ from structured_dgp import RBF, DeepGP, Gaussian, Layer, Posterior
 from structured_dgp.couplings import Coupling, Order
 from structured_dgp.exceptions import InputError
 from structured_dgp.training import natural_direction, natural_gradient, retract
-from structured_dgp.training.natural import RETRACTIONS, Direction, group_product
+from structured_dgp.training.natural import RETRACTIONS, SHORT, Direction, group_product
 
 M = 2
 
@@ -148,6 +148,24 @@ def test_a_conjugate_step_is_right_to_first_order_and_straight_in_the_precision_
     expected = np.linalg.inv(P) if np.linalg.eigvalsh(P).min() > 0 else None
     assert expected is not None
     np.testing.assert_allclose(R @ R.T, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_a_short_conjugate_step_is_right_to_second_order() -> None:
+    """The exact factor of (I - X - Xᵀ)⁻¹ is reached with an error of third order, and steps next to SHORT agree."""
+    size = 6
+    X = np.tril(np.random.default_rng(12).standard_normal((size, size)))
+    X /= np.linalg.norm(X + X.T, 2)
+    posterior = Posterior.prior("mf", (1,), size)
+
+    def error(length: float) -> float:
+        step = Direction(jnp.zeros((1, size)), jnp.asarray(length * X)[None], jnp.asarray(0.0))
+        S = retract(posterior, step, "conjugate").covariance()
+        return float(np.linalg.norm(S - np.linalg.inv(np.eye(size) - length * (X + X.T))))
+
+    assert error(0.02) < 1e-4
+    assert 6.0 < error(0.02) / error(0.01) < 10.0
+    assert error(1.05 * SHORT) < 1e-10  # exact
+    assert 1e-10 < error(0.95 * SHORT) < 0.05
 
 
 def test_a_conjugate_step_out_of_the_positive_matrices_is_shortened() -> None:

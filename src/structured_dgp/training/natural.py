@@ -29,7 +29,7 @@ from jaxtyping import Array, Float, Int
 
 from structured_dgp.couplings import Structure
 from structured_dgp.exceptions import InputError
-from structured_dgp.linalg import eliminate
+from structured_dgp.linalg import eliminate, lower_half
 from structured_dgp.posterior import Posterior
 from structured_dgp.products import transposed
 
@@ -44,6 +44,8 @@ conjugate model.
 RADIUS_LIMIT = float(np.sqrt(2.0))
 GROWTH = 2.0
 """By how much a conjugate step may let a variance grow. Shrinking is safe, growing without bound is not."""
+SHORT = 0.3
+"""A conjugate step is short if |X + Xᵀ| is below this for every GP; variances then change by less than half."""
 
 
 class Direction(NamedTuple):
@@ -71,7 +73,7 @@ def retract(posterior: Posterior, step: Direction, retraction: str = "conjugate"
     structure, C, X, d = posterior.structure, posterior.factor_blocks(), step.blocks, step.mean
     if retraction == "conjugate":
         diagonal = np.array([place for place, (i, k) in enumerate(structure.blocks) if i == k])
-        R = X.at[diagonal].set(jax.vmap(_conjugate_factor)(X[diagonal]))
+        R = X.at[diagonal].set(_conjugate_factors(X[diagonal]))
         blocks = group_product(structure, C, R)
         # The mean moves with the new covariance, C R Rᵀ Cᵀ.
         d = _times_vector(structure, R, _transposed_times_vector(structure, R, d))
@@ -84,8 +86,23 @@ def retract(posterior: Posterior, step: Direction, retraction: str = "conjugate"
     return Posterior(coupling=posterior.coupling, widths=posterior.widths, mean=mean, blocks=blocks)
 
 
-def _conjugate_factor(X: Float[Array, "M M"]) -> Float[Array, "M M"]:
+def _conjugate_factors(X: Float[Array, "T M M"]) -> Float[Array, "T M M"]:
     """Lower triangular R with R Rᵀ = (I - X - Xᵀ)⁻¹: the step X taken in the precision instead of the factor.
+
+    Short steps, as almost all are after the first few, are taken to second order: this needs no factorisation, and R
+    is invertible for any X.
+    """
+    longest = jnp.max(jax.vmap(_largest_eigenvalue)(X + jnp.swapaxes(X, 1, 2)))
+    return jax.lax.cond(longest < SHORT, _second_order_factors, jax.vmap(_conjugate_factor), X)
+
+
+def _second_order_factors(X: Float[Array, "T M M"]) -> Float[Array, "T M M"]:
+    """I + X + X² + Φ(Xᵀ X), whose square is I + H + H² + O(X³) with H = X + Xᵀ."""
+    return jnp.eye(X.shape[1], dtype=X.dtype) + X + X @ X + lower_half(jnp.swapaxes(X, 1, 2) @ X)
+
+
+def _conjugate_factor(X: Float[Array, "M M"]) -> Float[Array, "M M"]:
+    """The same for one GP and a step of any length.
 
     Where that would let a variance grow by more than ``GROWTH``, or the precision would not be positive, R = I + X,
     shortened so that it is invertible.
@@ -96,17 +113,17 @@ def _conjugate_factor(X: Float[Array, "M M"]) -> Float[Array, "M M"]:
     _, W = eliminate(P[::-1, ::-1])
     R = W.T[::-1, ::-1]
     short = eye + X * jnp.minimum(1.0, 0.5 / jnp.maximum(jnp.linalg.norm(X), 1e-30))
-    return jnp.where(_largest_eigenvalue(R) <= GROWTH, R, short)
+    return jnp.where(_largest_eigenvalue(R @ R.T) <= GROWTH, R, short)
 
 
-def _largest_eigenvalue(R: Float[Array, "M M"], iterations: int = 6) -> Float[Array, ""]:
-    """Of R Rᵀ, by power iteration; NaN if R is. Exact enough to tell a factor of a few from one."""
-    z = jnp.ones(R.shape[0], R.dtype) / np.sqrt(R.shape[0])
-    size = jnp.ones((), R.dtype)
+def _largest_eigenvalue(A: Float[Array, "M M"], iterations: int = 8) -> Float[Array, ""]:
+    """Of a symmetric matrix, in absolute value, by power iteration; NaN if A is. From below, to a few per cent."""
+    z = jnp.cos(jnp.arange(A.shape[0], dtype=A.dtype))  # not close to an eigenvector of anything in particular
+    size = jnp.ones((), A.dtype)
     for _ in range(iterations):
-        z = R @ (z @ R)
+        z = A @ (z / jnp.linalg.norm(z))
         size = jnp.linalg.norm(z)
-        z = z / size
+        z = jnp.where(size > 0.0, z, 1.0)
     return size
 
 
