@@ -9,31 +9,34 @@ log-likelihood of the held-out rows, in the units of the target, is recorded alo
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from common import emit, parser
 from data import interpolation_split
 
-from structured_dgp.initial import initial_model
+from structured_dgp.initial import STARTS, initial_model
 from structured_dgp.training import train
 
 
 def scores(name: str, seed: int, arguments: Any, **changes: Any) -> dict[str, Any]:
     """Hold-out scores of one run, every ``arguments.every`` steps."""
     split = interpolation_split(name, seed, arguments.data)
-    model = initial_model(split.x, arguments.coupling, (5, 5, 1), 128, precision=arguments.precision)
+    start = "default" if arguments.noise is None else replace(STARTS["default"], noise=arguments.noise)
+    model = initial_model(split.x, arguments.coupling, (5, 5, 1), 128, start=start, precision=arguments.precision)
     start = time.perf_counter()
     options = {"max_steps": arguments.steps, "score_every": arguments.every, "score_draws": 64, "holdout": 0.1}
     history = train(model, split.x, split.y, **options, seed=seed, **changes).history
     return {
         "data": name,
         "split": seed,
+        "noise": arguments.noise,
         **changes,
         "step": history["step"].tolist(),
         "score": (history["score"] - np.log(split.unit)).tolist(),
         "elbo": history["elbo"].tolist(),
-        "noise": history["noise"].tolist(),
+        "noises": history["noise"].tolist(),
         "seconds": time.perf_counter() - start,
     }
 
@@ -44,6 +47,7 @@ def main() -> None:
     options.add_argument("--data", metavar="FOLDER")
     options.add_argument("--splits", type=int, nargs="+", default=[0, 1])
     options.add_argument("--set", nargs="+", default=["learning_rate", "0.01"], help="a setting and its values")
+    options.add_argument("--noise", type=float, help="initial noise variance")
     options.add_argument("--coupling", default="star")
     options.add_argument("--precision", default="mixed")
     options.add_argument("--steps", type=int, default=1500)

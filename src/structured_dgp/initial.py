@@ -43,7 +43,7 @@ class Start:
     lengthscale: Literal["dimension"] | float = "dimension"
     hidden_variance: float | Fixed = 1.0
     hidden_noise: float | None = None
-    noise: float = 0.01
+    noise: float = 0.005
     hidden_scale: float = 1e-2
 
     def kernel(self, n_inputs: int, is_output: bool) -> Kernel:

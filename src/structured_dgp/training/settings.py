@@ -44,7 +44,7 @@ class Settings:
     """
 
     optimizer: str = "natural"
-    learning_rate: float = 0.01
+    learning_rate: float = 0.02
     natural_rate: float = 0.1
     radius: float = 5.0
     retraction: str = "conjugate"
