@@ -47,7 +47,8 @@ def one_case(case: str) -> dict[str, Any]:
         steps = compile_steps(model, optimizer, n_samples=work.n_samples, n_data=ROWS, chunk=1)
         arrays = (jnp.asarray(part[: work.batch], model.dtype) for part in (x, y))
         rows = Minibatches(work.batch, work.batch, 0).rows(0, 1)
-        lowered = steps.lower(initial_state(model, optimizer), *arrays, rows, 1, jax.random.key(0))  # type: ignore[attr-defined]
+        state, key = initial_state(model, optimizer), jax.random.key(0)
+        lowered = steps.compiled.lower(state, steps.fixed, steps.n_data, *arrays, rows, 1, key)
         found = lowered.compile().memory_analysis()
     train(model, x, y, max_steps=STEPS, score_every=STEPS)
     return {

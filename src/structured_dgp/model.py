@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from structured_dgp.couplings import Coupling
 from structured_dgp.exceptions import CholeskyError, CouplingError, InputError, NumericalError
 from structured_dgp.likelihoods import Likelihood
 from structured_dgp.linalg import JITTER, jittered_cholesky, jittered_factors
 from structured_dgp.noise import low_discrepancy_noise
 from structured_dgp.parameters import cast
-from structured_dgp.posterior import AbstractPosterior
+from structured_dgp.posterior import AbstractPosterior, Posterior
 from structured_dgp.precision import Precision, as_precision, wide_scope
 from structured_dgp.prediction import Mixture
 from structured_dgp.propagation import Layer, Outputs, PreparedLayer, prepare, propagate
@@ -82,6 +83,12 @@ class DeepGP(eqx.Module):
     def dtype(self) -> Any:
         """The floating-point type of the parameters."""
         return self.layers[0].inducing.dtype
+
+    def with_coupling(self, coupling: str | Coupling) -> DeepGP:
+        """The same distribution in a coupling that contains the present one: a warm start, as in MF -> STAR -> FC."""
+        if not isinstance(self.posterior, Posterior):
+            raise CouplingError(f"a {type(self.posterior).__name__} cannot be converted: it is not one of a coupling.")
+        return eqx.tree_at(lambda model: model.posterior, self, self.posterior.to(coupling))
 
     @wide_scope
     def propagate(self, x: Any, eps: Any) -> Outputs:

@@ -173,29 +173,33 @@ class _Run:
         settings = self.settings
         rate, pending = 0.0, _Mean()
         reason: Reason | None = "max_steps" if self.step >= settings.max_steps else None
-        with Display(verbose, settings.max_steps) as display:
-            while reason is None:
-                boundary = min(settings.max_steps, (self.step // settings.score_every + 1) * settings.score_every)
-                attempts = min(boundary - self.step, self.chunk, max(1, int(CALL_SECONDS * rate)))
-                call_began, first = time.perf_counter(), self.step
-                info = self._advance(attempts)
-                rate = (self.step - first) / (time.perf_counter() - call_began)
-                pending.add(info)
-                seconds = self.before + time.perf_counter() - began
-                if int(self.state.in_a_row) >= settings.max_failures:
-                    saver.save(self, seconds)
-                    raise self._failure()
-                out_of_time = settings.max_seconds is not None and seconds >= settings.max_seconds
-                if self.step < boundary and not out_of_time:
-                    continue
-                record = self._record(pending, seconds)
-                pending = _Mean()
-                log.write(record)
-                display.show(record, rate)
-                wants_end = callback is not None and callback(record) is True
-                reason = self._reason(out_of_time, wants_end)
-                if saver.is_due(self.step) or reason is not None:
-                    saver.save(self, self.before + time.perf_counter() - began)
+        try:
+            with Display(verbose, settings.max_steps) as display:
+                while reason is None:
+                    boundary = min(settings.max_steps, (self.step // settings.score_every + 1) * settings.score_every)
+                    attempts = min(boundary - self.step, self.chunk, max(1, int(CALL_SECONDS * rate)))
+                    call_began, first = time.perf_counter(), self.step
+                    info = self._advance(attempts)
+                    rate = (self.step - first) / (time.perf_counter() - call_began)
+                    pending.add(info)
+                    seconds = self.before + time.perf_counter() - began
+                    if int(self.state.in_a_row) >= settings.max_failures:
+                        saver.save(self, seconds)
+                        raise self._failure()
+                    out_of_time = settings.max_seconds is not None and seconds >= settings.max_seconds
+                    if self.step < boundary and not out_of_time:
+                        continue
+                    record = self._record(pending, seconds)
+                    pending = _Mean()
+                    log.write(record)
+                    display.show(record, rate)
+                    wants_end = callback is not None and callback(record) is True
+                    reason = self._reason(out_of_time, wants_end)
+                    if saver.is_due(self.step) or reason is not None:
+                        saver.save(self, self.before + time.perf_counter() - began)
+        except KeyboardInterrupt:
+            saver.save(self, self.before + time.perf_counter() - began)
+            raise
         parameters, best_step, _ = self.best or (None, self.step, 0.0)
         seconds = self.before + time.perf_counter() - began
         return Trained(self.model(parameters), self.history, reason, self.step, best_step, seconds)

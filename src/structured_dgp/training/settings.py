@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -110,15 +111,34 @@ class Settings:
         return adam, natural
 
     def make_optimizer(self) -> optax.GradientTransformationExtraArgs:
-        """The Optax optimiser for the trainable part of a model."""
-        adam_rate, natural_rate = self.rates()
-        adam: optax.GradientTransformation = optax.adam(adam_rate)
-        if self.clip is not None:
-            adam = optax.chain(optax.clip_by_global_norm(self.clip), adam)
-        if self.optimizer == "adam":
-            return optax.with_extra_args_support(adam)
-        natural = natural_gradient(natural_rate, self.radius, self.retraction)
-        return optax.partition({"natural": natural, "adam": adam}, _labels)
+        """The Optax optimiser for the trainable part of a model; the same object for the same values."""
+        return _optimizer(Settings(**{name: getattr(self, name) for name in OPTIMIZER_SETTINGS}))
+
+
+OPTIMIZER_SETTINGS = (
+    "optimizer",
+    "learning_rate",
+    "natural_rate",
+    "radius",
+    "retraction",
+    "decay",
+    "decay_steps",
+    "staircase",
+    "clip",
+)
+"""What the optimiser depends on."""
+
+
+@functools.lru_cache(maxsize=32)
+def _optimizer(settings: Settings) -> optax.GradientTransformationExtraArgs:
+    adam_rate, natural_rate = settings.rates()
+    adam: optax.GradientTransformation = optax.adam(adam_rate)
+    if settings.clip is not None:
+        adam = optax.chain(optax.clip_by_global_norm(settings.clip), adam)
+    if settings.optimizer == "adam":
+        return optax.with_extra_args_support(adam)
+    natural = natural_gradient(natural_rate, settings.radius, settings.retraction)
+    return optax.partition({"natural": natural, "adam": adam}, _labels)
 
 
 def _labels(parameters: DeepGP) -> Any:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+import functools
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from structured_dgp.model import DeepGP, data_term
 from structured_dgp.parameters import trainable_mask
@@ -52,9 +52,6 @@ class StepInfo(NamedTuple):
     good: Bool[Array, "..."]
 
 
-Steps: TypeAlias = Callable[[State, Any, Any, Any, Any, Any], tuple[State, StepInfo, Array]]
-
-
 def initial_state(model: DeepGP, optimizer: optax.GradientTransformation) -> State:
     """The state before the first step."""
     parameters, _ = eqx.partition(model, trainable_mask(model))
@@ -62,6 +59,30 @@ def initial_state(model: DeepGP, optimizer: optax.GradientTransformation) -> Sta
     state = State(parameters, parameters, optimizer.init(parameters), zero, jnp.ones((), jnp.float32), zero, zero)
     # Copies, because the compiled steps reuse the memory of the state they are given.
     return jax.tree.map(jnp.copy, state)
+
+
+class Steps(NamedTuple):
+    """A compiled function that makes up to a number of steps, for one model and data set.
+
+    Attributes:
+        compiled: the function; runs whose shapes and settings agree share it.
+        fixed: the arrays of the model that are not trained.
+        n_data: number of rows of the full data set.
+    """
+
+    compiled: Any
+    fixed: DeepGP
+    n_data: int
+
+    def __call__(
+        self, state: State, x: Any, y: Any, rows: Int[ArrayLike, "chunk batch"], attempts: int, key: Array
+    ) -> tuple[State, StepInfo, Array]:
+        """Make ``attempts`` steps, or fewer if too many fail in a row.
+
+        Takes all data, the rows of each step's minibatch, and the key of the noise. Returns the new state, what each
+        attempt was like, and how many attempts there were. The old state's memory is used again.
+        """
+        return self.compiled(state, self.fixed, self.n_data, x, y, rows, attempts, key)
 
 
 def compile_steps(
@@ -73,24 +94,37 @@ def compile_steps(
     chunk: int,
     max_failures: int = 10,
 ) -> Steps:
-    """A compiled function that makes up to ``chunk`` steps.
-
-    It takes (state, x, y, rows, attempts, key): all data, the rows of each step's minibatch (chunk, batch), how many
-    attempts to make, and the key of the noise. It returns the new state, what each attempt was like, and how many
-    attempts there were: fewer than asked for if ``max_failures`` of them failed in a row.
-    """
+    """A compiled function that makes up to ``chunk`` steps, fewer if ``max_failures`` of them fail in a row."""
     _, fixed = eqx.partition(model, trainable_mask(model))
+    arrays, rest = eqx.partition(fixed, eqx.is_array)
+    leaves, treedef = jax.tree.flatten(rest)
+    return Steps(_compiled(optimizer, tuple(leaves), treedef, n_samples, chunk, max_failures), arrays, n_data)
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled(
+    optimizer: optax.GradientTransformation,
+    leaves: tuple[Any, ...],
+    treedef: Any,
+    n_samples: int,
+    chunk: int,
+    max_failures: int,
+) -> Any:
+    """The function behind ``compile_steps``; the cache makes runs of the same shape share it."""
+    rest = jax.tree.unflatten(treedef, leaves)
 
     def loss(
-        parameters: DeepGP, x: Array, y: Array, eps: Array
+        parameters: DeepGP, fixed: DeepGP, n_data: Array, x: Array, y: Array, eps: Array
     ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""]]]:
-        model = eqx.combine(parameters, fixed)
-        data = n_data / x.shape[0] * data_term(model, x, y, eps)
+        model = eqx.combine(parameters, fixed, rest)
+        data = (n_data / x.shape[0]).astype(x.dtype) * data_term(model, x, y, eps)
         kl = model.posterior.kl()
         return kl - data, (data, kl)
 
-    def attempt(state: State, x: Array, y: Array, eps: Array) -> tuple[State, StepInfo]:
-        (value, (data, kl)), gradient = jax.value_and_grad(loss, has_aux=True)(state.parameters, x, y, eps)
+    def attempt(state: State, fixed: DeepGP, n_data: Array, x: Array, y: Array, eps: Array) -> tuple[State, StepInfo]:
+        (value, (data, kl)), gradient = jax.value_and_grad(loss, has_aux=True)(
+            state.parameters, fixed, n_data, x, y, eps
+        )
         updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.parameters)
         size = sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(updates))
         good = jnp.isfinite(value) & jnp.isfinite(size)
@@ -112,18 +146,26 @@ def compile_steps(
         return after, StepInfo(data, kl, _natural_length(optimizer_state, data.dtype), good)
 
     def steps(
-        state: State, x: Array, y: Array, rows: Int[Array, "chunk batch"], attempts: Int[Array, ""], key: Array
+        state: State,
+        fixed: DeepGP,
+        n_data: Array,
+        x: Array,
+        y: Array,
+        rows: Int[Array, "chunk batch"],
+        attempts: Int[Array, ""],
+        key: Array,
     ) -> tuple[State, StepInfo, Array]:
         first = state.step
+        n_hidden = sum(state.parameters.posterior.widths[:-1])
         nothing = jnp.zeros(chunk, x.dtype)
         record = StepInfo(nothing, nothing, nothing, jnp.zeros(chunk, bool))
 
         def body(carry: tuple[Array, State, StepInfo]) -> tuple[Array, State, StepInfo]:
             tries, state, record = carry
             batch = rows[state.step - first]
-            shape = (n_samples, rows.shape[1], model.n_hidden)
+            shape = (n_samples, rows.shape[1], n_hidden)
             eps = jax.random.normal(jax.random.fold_in(key, state.step), shape, x.dtype)
-            state, info = attempt(state, x[batch], y[batch], eps)
+            state, info = attempt(state, fixed, n_data, x[batch], y[batch], eps)
             return tries + 1, state, jax.tree.map(lambda all_of, one: all_of.at[tries].set(one), record, info)
 
         def unfinished(carry: tuple[Array, State, StepInfo]) -> Array:
