@@ -47,6 +47,7 @@ def main() -> None:
     options.add_argument("--data", metavar="FOLDER")
     options.add_argument("--splits", type=int, nargs="+", default=[0, 1])
     options.add_argument("--set", nargs="+", default=["learning_rate", "0.01"], help="a setting and its values")
+    options.add_argument("--also", nargs="+", default=[], metavar="NAME=VALUE", help="other settings, the same for all")
     options.add_argument("--noise", type=float, help="initial noise variance")
     options.add_argument("--coupling", default="star")
     options.add_argument("--precision", default="mixed")
@@ -54,10 +55,11 @@ def main() -> None:
     options.add_argument("--every", type=int, default=125)
     arguments = options.parse_args()
     setting, *values = arguments.set
+    also = {name: float(value) for name, value in (pair.split("=") for pair in arguments.also)}
     rows = []
     for name in arguments.names:
         for value in map(float, values):
-            found = [scores(name, seed, arguments, **{setting: value}) for seed in arguments.splits]
+            found = [scores(name, seed, arguments, **also, **{setting: value}) for seed in arguments.splits]
             rows += found
             mean = np.mean([row["score"] for row in found], axis=0)
             text = " ".join(f"{score:7.3f}" for score in mean)
