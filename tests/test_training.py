@@ -91,7 +91,7 @@ def test_training_raises_the_elbo(optimizer: str, coupling: str) -> None:
     after = float(trained.model.elbo(X, Y, eps=eps))
     assert after > before + 20.0
     assert trained.reason == "max_steps"
-    assert trained.steps == 20
+    assert trained.steps == 60
 
 
 def test_a_run_compiles_once_and_runs_of_the_same_shape_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
