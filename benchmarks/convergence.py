@@ -79,7 +79,7 @@ def optimisers(split: Split, start: DeepGP, name: str, steps: int, paper_steps: 
     for rate in RATES:
         wanted[f"adam {rate}"] = (
             paper_steps if rate == RATES[0] else steps,
-            {"optimizer": "adam", "learning_rate": rate},
+            {"optimizer": "adam", "learning_rate": rate, "memory": 0.999, "surge": None},
         )
     runs: dict[str, Curve] = {}
     for label, (n_steps, changes) in wanted.items():

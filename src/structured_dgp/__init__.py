@@ -4,13 +4,17 @@ from importlib.metadata import version
 
 from structured_dgp import couplings, kernels, likelihoods
 from structured_dgp.dense import Chain, DensePosterior, FactorRule
+from structured_dgp.estimators import DeepGPClassifier, DeepGPRegressor, load_estimator
 from structured_dgp.exceptions import (
+    CheckpointError,
     CholeskyError,
     CouplingError,
     InputError,
+    ModelFileError,
     NumericalError,
     StructuredDGPError,
     StructuredDGPWarning,
+    TrainingError,
 )
 from structured_dgp.initial import initial_model
 from structured_dgp.kernels import RBF
@@ -26,9 +30,12 @@ __version__ = version("structured-dgp")
 __all__ = [
     "RBF",
     "Chain",
+    "CheckpointError",
     "CholeskyError",
     "CouplingError",
     "DeepGP",
+    "DeepGPClassifier",
+    "DeepGPRegressor",
     "DensePosterior",
     "FactorRule",
     "Fixed",
@@ -36,13 +43,16 @@ __all__ = [
     "InputError",
     "Layer",
     "Mixture",
+    "ModelFileError",
     "NumericalError",
     "Outputs",
     "Posterior",
     "StructuredDGPError",
     "StructuredDGPWarning",
+    "TrainingError",
     "couplings",
     "initial_model",
     "kernels",
     "likelihoods",
+    "load_estimator",
 ]

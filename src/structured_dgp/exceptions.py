@@ -37,5 +37,9 @@ class CheckpointError(StructuredDGPError):
     """A file that cannot be trusted, or that belongs to another run."""
 
 
+class ModelFileError(StructuredDGPError, ValueError):
+    """A model file that is damaged, was made by a newer version, or is none."""
+
+
 class StructuredDGPWarning(UserWarning):
     """Base class of every warning given by this library."""

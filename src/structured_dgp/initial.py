@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
@@ -15,7 +15,16 @@ from threadpoolctl import threadpool_limits
 
 from structured_dgp.couplings import Coupling, check_widths
 from structured_dgp.exceptions import InputError
-from structured_dgp.kernels import RBF, Kernel, White
+from structured_dgp.kernels import (
+    RBF,
+    Kernel,
+    Matern12,
+    Matern32,
+    Matern52,
+    RationalQuadratic,
+    Stationary,
+    White,
+)
 from structured_dgp.likelihoods import Gaussian, Likelihood
 from structured_dgp.means import linear_mean
 from structured_dgp.model import DeepGP
@@ -46,10 +55,10 @@ class Start:
     noise: float = 0.005
     hidden_scale: float = 1e-2
 
-    def kernel(self, n_inputs: int, is_output: bool) -> Kernel:
+    def kernel(self, n_inputs: int, is_output: bool, family: type[Stationary] = RBF) -> Kernel:
         """The kernel of a layer."""
         scale = np.sqrt(n_inputs) if self.lengthscale == "dimension" else self.lengthscale
-        base = RBF(np.full(n_inputs, float(scale)), 1.0 if is_output else self.hidden_variance)
+        base = family(np.full(n_inputs, float(scale)), 1.0 if is_output else self.hidden_variance)
         return base if is_output or self.hidden_noise is None else base + White(self.hidden_noise)
 
 
@@ -57,6 +66,30 @@ STARTS: dict[str, Start] = {
     "default": Start(),
     "paper": Start(lengthscale=1.0, hidden_variance=Fixed(1.0), hidden_noise=1e-3, noise=0.01, hidden_scale=1e-5),
 }
+
+
+KERNELS: dict[str, type[Stationary]] = {
+    "rbf": RBF,
+    "matern12": Matern12,
+    "matern32": Matern32,
+    "matern52": Matern52,
+    "rational_quadratic": RationalQuadratic,
+}
+"""Kernels by name."""
+
+KernelRule: TypeAlias = Callable[[int, bool], Kernel]
+"""Makes the kernel of a layer from the number of its inputs and whether it is the output layer."""
+
+
+def kernel_rule(kernel: str | Kernel | KernelRule, start: Start) -> KernelRule:
+    """How each layer gets its kernel: by name with the initial values of ``start``, one for all, or by a rule."""
+    if isinstance(kernel, Kernel):
+        return lambda n_inputs, is_output: kernel
+    if not isinstance(kernel, str):
+        return kernel
+    if kernel not in KERNELS:
+        raise InputError(f"unknown kernel {kernel!r}: use one of {', '.join(map(repr, KERNELS))}, a Kernel, or a rule.")
+    return lambda n_inputs, is_output: start.kernel(n_inputs, is_output, KERNELS[kernel])
 
 
 def initial_inducing(x: Float[np.ndarray, "n D"], n_inducing: int, seed: int = 0) -> Float[np.ndarray, "M D"]:
@@ -85,7 +118,7 @@ def initial_model(
     n_inducing: int = 128,
     *,
     start: str | Start = "default",
-    kernel: Callable[[int, bool], Kernel] | None = None,
+    kernel: str | Kernel | KernelRule = "rbf",
     likelihood: Likelihood | None = None,
     jitter: float | None = None,
     precision: str = "float64",
@@ -99,7 +132,7 @@ def initial_model(
         widths: latent GPs of each layer, the output layer last.
         n_inducing: inducing points of each layer; never more than there are different rows.
         start: ``"default"``, ``"paper"`` (the paper's initial values), or a :class:`Start`.
-        kernel: makes a layer's kernel from (number of inputs, is it the output layer); default: from ``start``.
+        kernel: one of ``KERNELS`` by name, a ``Kernel`` for every layer, or a rule (n_inputs, is_output) -> Kernel.
         likelihood: default: Gaussian, with the noise of ``start``, one for each output.
         jitter, precision: see :class:`DeepGP`.
         seed: of k-means.
@@ -109,7 +142,7 @@ def initial_model(
         if start not in STARTS:
             raise InputError(f"unknown start {start!r}: use one of {', '.join(map(repr, STARTS))} or a Start.")
         start = STARTS[start]
-    make_kernel = start.kernel if kernel is None else kernel
+    make_kernel = kernel_rule(kernel, start)
     Z, h = initial_inducing(x, n_inducing, seed), x
     layers = []
     for index, width in enumerate(widths):

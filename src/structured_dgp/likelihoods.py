@@ -1,11 +1,13 @@
-"""Likelihoods: how targets y arise from the outputs f of the last layer, each output on its own.
+"""Likelihoods: how targets y arise from the outputs f of the last layer.
 
 A likelihood answers two questions about f ~ N(mean, cov): the expected log density of y, for training, and the
-distribution of y, for prediction. Only the diagonal of ``cov`` matters, as the outputs are independent given f.
+distribution of y, for prediction. But for ``Softmax``, each output is on its own given f, so that only the diagonal of
+``cov`` matters.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -23,9 +25,11 @@ from scipy.special import expit
 from structured_dgp import families
 from structured_dgp.exceptions import InputError
 from structured_dgp.families import normal_nodes
+from structured_dgp.noise import low_discrepancy_noise
 from structured_dgp.parameters import Fixed, Positive
 from structured_dgp.precision import wide_scope
 from structured_dgp.prediction import Mixture, row_chunks
+from structured_dgp.triangular import factorise
 
 POINTS = 20  # of the Gauss-Hermite rule, where an expectation has no closed form
 
@@ -191,6 +195,54 @@ class Bernoulli(Likelihood):
 
 
 @final
+class Softmax(Likelihood):
+    """y is one of P classes, written as a row of zeros with a one at its class, with probabilities exp(f) / Σ exp(f).
+
+    Expectations over f, whose P entries depend on each other, by a fixed set of at least ``n_points`` points.
+    """
+
+    n_points: int = eqx.field(static=True)
+
+    def __init__(self, n_points: int = 2 * POINTS) -> None:
+        self.n_points = _checked_points(n_points)
+
+    def _functions(self, mean: Means, cov: Covariances) -> Float[Array, "Q R n P"]:
+        """Values of f at the points of the rule."""
+        z = jnp.asarray(_normal_points(self.n_points, mean.shape[-1]), mean.dtype)
+        # factorise has the axes (column, row, n, R)
+        turned = jnp.transpose(cov, (2, 3, 1, 0))
+        floor = 1e-6 * jnp.max(jnp.diagonal(cov, axis1=-2, axis2=-1), axis=-1).T + float(np.finfo(mean.dtype).tiny)
+        return mean + jnp.einsum("kinr,qk->qrni", factorise(turned, floor), z)
+
+    @wide_scope
+    def expected_log_prob(self, y: Float[Array, "n P"], mean: Means, cov: Covariances) -> Float[Array, "R n"]:
+        # y · μ - E[log Σ exp f]
+        expected = jnp.mean(jax.nn.logsumexp(self._functions(mean, cov), axis=-1), axis=0)
+        return jnp.sum(y * mean, axis=-1) - expected
+
+    @wide_scope
+    def predictive(self, mean: Float[np.ndarray, "R n P"], cov: Float[np.ndarray, "R n P P"]) -> Mixture:
+        """Of each entry of y: one with the probability of its class."""
+        p = np.empty((1, *mean.shape[1:]))
+        for rows in row_chunks(mean.shape[1], self.n_points * mean.shape[0] * mean.shape[2]):
+            functions = self._functions(jnp.asarray(mean[:, rows]), jnp.asarray(cov[:, rows]))
+            p[0, rows] = np.asarray(jax.nn.softmax(functions, axis=-1), np.float64).mean(axis=(0, 1))
+        return Mixture(families.Bernoulli(np.clip(p, 0.0, 1.0)))
+
+    @wide_scope
+    def sample(self, key: PRNGKeyArray, f: Float[Array, "*batch P"]) -> Float[Array, "*batch P"]:
+        return jax.nn.one_hot(jax.random.categorical(key, f, axis=-1), f.shape[-1], dtype=f.dtype)
+
+    def check_targets(self, y: np.ndarray) -> None:
+        _check_table(y)
+        if not (np.isin(y, (0, 1)).all() and (y.sum(axis=1) == 1).all()):
+            raise InputError(
+                "Softmax targets must be rows of zeros with a single one at the class of each row: "
+                "np.eye(n_classes)[labels]."
+            )
+
+
+@final
 class Poisson(Likelihood):
     """y is a count with exp(f) events expected."""
 
@@ -217,6 +269,19 @@ class Poisson(Likelihood):
                 "Poisson targets must be counts 0, 1, 2, ...; use Gaussian() for real numbers. "
                 f"Got {_example(y, counts)}."
             )
+
+
+@functools.lru_cache(maxsize=32)
+def _normal_points(n_points: int, n_dimensions: int) -> Float[np.ndarray, "Q D"]:
+    """Points whose means of functions of degree up to three are those of a standard normal distribution.
+
+    A low-discrepancy set, as large as the dimensions need, and its reflection, with second moments made exact.
+    """
+    size = 1 << math.ceil(math.log2(max(n_points, 4 * n_dimensions) / 2))
+    half = low_discrepancy_noise(size, n_dimensions, seed=0)
+    variances, axes = np.linalg.eigh(half.T @ half / size)
+    half = half @ (axes / np.sqrt(variances)) @ axes.T
+    return np.concatenate([half, -half])
 
 
 def _diagonal(cov: Covariances) -> Float[Array, "R n P"]:

@@ -174,6 +174,19 @@ class DeepGP(eqx.Module):
         return self._checked(_sample_functions(self, self._inputs(x), key, n_samples), x)
 
     @wide_scope
+    def joint_covariance(self, x: Any, key: PRNGKeyArray, n_samples: int = 128) -> Float[np.ndarray, "n n P"]:
+        """Covariance of each output f between all rows of ``x``, estimated with draws of the hidden layers.
+
+        Given the hidden layers as functions, the outputs are Gaussian: their covariances are averaged, and the
+        covariance of their means is added. Exact for a single layer.
+        """
+        x = self._inputs(x)
+        mean, within = self._checked(_joint_moments(self, x, key, n_samples if self.n_hidden else 1), x)
+        means = np.asarray(mean, np.float64)
+        off = means - means.mean(axis=0)
+        return np.asarray(within, np.float64) + np.einsum("sip,sjp->ijp", off, off) / len(off)
+
+    @wide_scope
     def inducing_covariance(self) -> Float[np.ndarray, "TM TM"]:
         """Covariance of the inducing outputs f_M themselves (not whitened), as in the paper's figures."""
         M, structure = self.posterior.n_inducing, self.posterior.structure
@@ -374,6 +387,16 @@ def _predict(
     return jnp.swapaxes(mean, 0, 1), jnp.swapaxes(cov, 0, 1)
 
 
+def _layer_function(
+    layer: PreparedLayer, v: Float[Array, "T M"], h: Float[Array, "n D"], noise: Float[Array, "n T"], jitter: float
+) -> Float[Array, "n T"]:
+    """f = A v + chol(K_xx - A Aᵀ) ε, the prior conditional given the inducing outputs, jointly over rows."""
+    A = layer.layer.kernel.cross(h, layer.layer.inducing) @ layer.whitener.T
+    L, _ = jittered_cholesky(layer.layer.kernel.gram(h) - A @ A.T, jitter)
+    f = A @ v.T + L @ noise
+    return f if layer.layer.mean is None else f + h @ layer.layer.mean.value
+
+
 @eqx.filter_jit
 def _sample_functions(
     model: DeepGP, x: Float[Array, "n D"], key: PRNGKeyArray, n_samples: int
@@ -381,19 +404,50 @@ def _sample_functions(
     posterior_key, *layer_keys = jax.random.split(key, 1 + len(model.layers))
     v = model.posterior.sample(posterior_key, n_samples)
     prepared, structure = _prepared(model), model.posterior.structure
-
-    def one_layer(layer: PreparedLayer, v: Array, h: Array, noise: Array) -> Array:
-        """f = A v + chol(K_xx - A Aᵀ) ε, the prior conditional given the inducing outputs, jointly over rows."""
-        A = layer.layer.kernel.cross(h, layer.layer.inducing) @ layer.whitener.T
-        L, _ = jittered_cholesky(layer.layer.kernel.gram(h) - A @ A.T, model.jitter)
-        f = A @ v.T + L @ noise
-        return f if layer.layer.mean is None else f + h @ layer.layer.mean.value
-
     h = jnp.broadcast_to(x, (n_samples, *x.shape))
     results = []
     for layer, gps, layer_key in zip(prepared, structure.layers, layer_keys, strict=True):
         noise = jax.random.normal(layer_key, (n_samples, x.shape[0], len(gps)), x.dtype)
         weights = v[:, gps.start : gps.stop]
-        h = jax.lax.map(lambda args, layer=layer: one_layer(layer, *args), (weights, h, noise))
+
+        def one(args: tuple[Array, Array, Array], layer: PreparedLayer = layer) -> Array:
+            return _layer_function(layer, *args, model.jitter)
+
+        h = jax.lax.map(one, (weights, h, noise))
         results.append(h)
     return results
+
+
+@eqx.filter_jit
+def _joint_moments(
+    model: DeepGP, x: Float[Array, "n D"], key: PRNGKeyArray, n_samples: int
+) -> tuple[Float[Array, "S n P"], Float[Array, "n n P"]]:
+    """Means of the outputs given S draws of the hidden layers, and the mean of their conditional covariances."""
+    prepared, structure = _prepared(model), model.posterior.structure
+    M, hidden = model.posterior.n_inducing, structure.layers[-1].start
+    mean, _ = model.posterior.moments()
+    C = model.posterior.factor()
+    lower, output = C[: hidden * M, : hidden * M], C[hidden * M :].reshape(-1, M, C.shape[1])
+    own = output[:, :, hidden * M :]
+    *below, last = prepared
+
+    def one(total: Float[Array, "n n P"], key: PRNGKeyArray) -> tuple[Array, Array]:
+        inducing_key, *layer_keys = jax.random.split(key, 1 + len(prepared))
+        z = jax.random.normal(inducing_key, (hidden * M,), x.dtype)
+        v = mean[:hidden] + (lower @ z).reshape(hidden, M)
+        h = x
+        for layer, gps, layer_key in zip(below, structure.layers, layer_keys, strict=False):
+            noise = jax.random.normal(layer_key, (x.shape[0], len(gps)), x.dtype)
+            h = _layer_function(layer, v[gps.start : gps.stop], h, noise, model.jitter)
+        A = last.layer.kernel.cross(h, last.layer.inducing) @ last.whitener.T
+        f = A @ (mean[hidden:] + output[:, :, : hidden * M] @ z).T
+        f = f if last.layer.mean is None else f + h @ last.layer.mean.value
+        # K_xx - A Aᵀ + A S Aᵀ, with S = C Cᵀ of the output's own columns
+        own_features = jnp.einsum("nm,pmk->pnk", A, own)
+        prior = last.layer.kernel.gram(h) - A @ A.T
+        within = prior[..., None] + jnp.einsum("pik,pjk->ijp", own_features, own_features)
+        return total + within / n_samples, f
+
+    start = jnp.zeros((x.shape[0], x.shape[0], len(structure.layers[-1])), x.dtype)
+    within, means = jax.lax.scan(one, start, jax.random.split(key, n_samples))
+    return means, within

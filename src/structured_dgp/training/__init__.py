@@ -1,5 +1,6 @@
 """Training: natural gradients for every coupling, early stopping, checkpoints."""
 
+from structured_dgp.training.clipping import clip_surges
 from structured_dgp.training.history import History, Record
 from structured_dgp.training.loop import Trained, train
 from structured_dgp.training.natural import natural_direction, natural_gradient, retract
@@ -11,6 +12,7 @@ __all__ = [
     "Record",
     "Settings",
     "Trained",
+    "clip_surges",
     "natural_direction",
     "natural_gradient",
     "retract",

@@ -17,12 +17,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from structured_dgp.exceptions import CheckpointError, InputError, StructuredDGPWarning, TrainingError
+from structured_dgp.files import Contents
 from structured_dgp.likelihoods import Gaussian
 from structured_dgp.model import DeepGP
 from structured_dgp.parameters import trainable_mask
 from structured_dgp.precision import wide_scope
 from structured_dgp.training.checkpoint import (
-    Checkpoint,
     latest_checkpoint,
     named_arrays,
     restored,
@@ -289,7 +289,7 @@ class _Run:
             history=self.history,
         )
 
-    def checkpoint(self, seconds: float) -> Checkpoint:
+    def checkpoint(self, seconds: float) -> Contents:
         """All that is needed to go on."""
         arrays = named_arrays("state", self.state)
         facts: dict[str, Any] = {
@@ -303,7 +303,7 @@ class _Run:
             parameters, step, score = self.best
             arrays |= named_arrays("best", parameters)
             facts["best"] = {"step": step, "score": score}
-        return Checkpoint(arrays, facts)
+        return Contents(arrays, facts)
 
     def resume(self, folder: str | Path) -> None:
         """Take over the latest checkpoint of this run, if there is one."""

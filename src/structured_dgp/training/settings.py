@@ -13,6 +13,7 @@ import optax
 from structured_dgp.exceptions import InputError
 from structured_dgp.model import DeepGP
 from structured_dgp.posterior import Posterior
+from structured_dgp.training.clipping import clip_surges
 from structured_dgp.training.natural import check_radius, natural_gradient
 
 
@@ -23,11 +24,13 @@ class Settings:
     Attributes:
         optimizer: ``"natural"`` (natural gradients on the posterior, Adam on the rest) or ``"adam"`` on everything.
         learning_rate: of Adam.
+        memory: β₂ of Adam, how long it remembers the size of gradients.
         natural_rate: ρ of the natural gradient; 1 would jump to the optimum of a quadratic.
         radius: trust region of a natural step, in Fisher norm.
         retraction: see :func:`~structured_dgp.training.natural.natural_gradient`.
         decay: both rates are multiplied by this every ``decay_steps`` steps, gradually or, with ``staircase``, at once.
         clip: largest norm of the gradient that Adam sees; None for no limit.
+        surge: the gradient that Adam sees is at most this many times as long as usual; None for no limit.
         max_steps: the run ends after this many steps,
         max_seconds: or after this many seconds,
         patience: or when the hold-out score has not improved for this many scores (needs ``holdout``),
@@ -46,13 +49,15 @@ class Settings:
 
     optimizer: str = "natural"
     learning_rate: float = 0.02
+    memory: float = 0.99
     natural_rate: float = 0.1
-    radius: float = 5.0
+    radius: float = 2.0
     retraction: str = "conjugate"
     decay: float = 0.98
     decay_steps: int = 1000
     staircase: bool = False
     clip: float | None = None
+    surge: float | None = 1.5
     max_steps: int = 1500
     max_seconds: float | None = None
     patience: int | None = None
@@ -79,6 +84,10 @@ class Settings:
         for name in ("max_steps", "min_steps"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} must not be negative; got {getattr(self, name)}.")
+        if not 0.0 < self.memory < 1.0:
+            raise InputError(f"memory must be between 0 and 1; got {self.memory}.")
+        if self.surge is not None and not self.surge > 1.0:
+            raise InputError(f"surge must be larger than 1, or None; got {self.surge}.")
         for name in ("max_seconds", "clip", "plateau", "patience"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -118,6 +127,7 @@ class Settings:
 OPTIMIZER_SETTINGS = (
     "optimizer",
     "learning_rate",
+    "memory",
     "natural_rate",
     "radius",
     "retraction",
@@ -125,6 +135,7 @@ OPTIMIZER_SETTINGS = (
     "decay_steps",
     "staircase",
     "clip",
+    "surge",
 )
 """What the optimiser depends on."""
 
@@ -132,9 +143,12 @@ OPTIMIZER_SETTINGS = (
 @functools.lru_cache(maxsize=32)
 def _optimizer(settings: Settings) -> optax.GradientTransformationExtraArgs:
     adam_rate, natural_rate = settings.rates()
-    adam: optax.GradientTransformation = optax.adam(adam_rate)
+    parts = [optax.adam(adam_rate, b2=settings.memory)]
+    if settings.surge is not None:
+        parts.insert(0, clip_surges(settings.surge))
     if settings.clip is not None:
-        adam = optax.chain(optax.clip_by_global_norm(settings.clip), adam)
+        parts.insert(0, optax.clip_by_global_norm(settings.clip))
+    adam = optax.chain(*parts)
     if settings.optimizer == "adam":
         return optax.with_extra_args_support(adam)
     natural = natural_gradient(natural_rate, settings.radius, settings.retraction)
@@ -156,6 +170,8 @@ PRESETS: dict[str, Settings] = {
     "paper": Settings(
         optimizer="adam",
         learning_rate=0.005,
+        memory=0.999,
+        surge=None,
         decay=0.98,
         decay_steps=1000,
         staircase=True,

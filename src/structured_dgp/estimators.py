@@ -1,0 +1,542 @@
+"""Estimators with scikit-learn's contract: ``fit`` and ``predict`` in the units of the data, ``save`` and ``load``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from structured_dgp.couplings import Coupling
+from structured_dgp.exceptions import InputError, ModelFileError
+from structured_dgp.files import Contents, read_contents, write_contents
+from structured_dgp.initial import STARTS, KernelRule, initial_model
+from structured_dgp.kernels import Kernel
+from structured_dgp.likelihoods import Bernoulli, Gaussian, Likelihood, Poisson, Softmax, StudentT
+from structured_dgp.model import DRAWS, DeepGP
+from structured_dgp.model_files import describe, rebuild
+from structured_dgp.precision import wide_scope
+from structured_dgp.prediction import Mixture
+from structured_dgp.scaling import Scaling, refuse_overflow
+from structured_dgp.training import History, Record, Settings, train
+from structured_dgp.training.settings import as_settings
+
+E = TypeVar("E", bound="DeepGPEstimator")
+
+FORMAT = 1
+PATIENCE = 10
+JOINT_ROWS = 5000
+"""Rows that can be drawn jointly: each draw factorises a matrix of this size for every layer."""
+JOINT_DRAWS = 128
+
+
+class DeepGPEstimator(BaseEstimator):
+    """What the regressor and the classifier share; see them for the parameters."""
+
+    model_: DeepGP
+    n_steps_: int
+    n_features_in_: int
+    x_scaling_: Scaling
+    y_scaling_: Scaling
+    target_names_: list[str] | None
+
+    def __init__(
+        self,
+        coupling: str | Coupling = "star",
+        n_layers: int = 3,
+        width: int | Sequence[int] = 5,
+        n_inducing: int = 128,
+        *,
+        kernel: str | Kernel | KernelRule = "rbf",
+        likelihood: str | Likelihood = "auto",
+        preset: str = "default",
+        optimizer: str | None = None,
+        precision: str = "mixed",
+        max_steps: int | None = None,
+        max_seconds: float | None = None,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        settings: dict[str, Any] | None = None,
+        checkpoint: str | Path | None = None,
+        n_draws: int = DRAWS,
+        warm_start: bool = False,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self.coupling = coupling
+        self.n_layers = n_layers
+        self.width = width
+        self.n_inducing = n_inducing
+        self.kernel = kernel
+        self.likelihood = likelihood
+        self.preset = preset
+        self.optimizer = optimizer
+        self.precision = precision
+        self.max_steps = max_steps
+        self.max_seconds = max_seconds
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.settings = settings
+        self.checkpoint = checkpoint
+        self.n_draws = n_draws
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _widths(self, n_outputs: int) -> tuple[int, ...]:
+        """The widths of all layers."""
+        if self.n_layers < 1:
+            raise InputError(f"n_layers must be at least 1; got {self.n_layers}.")
+        if isinstance(self.width, int | np.integer):
+            return (int(self.width),) * (self.n_layers - 1) + (n_outputs,)
+        if len(self.width) != self.n_layers - 1:
+            raise InputError(
+                f"width has {len(self.width)} entries, but with n_layers={self.n_layers} there are "
+                f"{self.n_layers - 1} hidden layers: give one width for each, or one number for all."
+            )
+        return (*self.width, n_outputs)
+
+    def _training_settings(self, seed: int) -> Settings:
+        """The preset with all that was changed by name."""
+        changes: dict[str, Any] = {"seed": seed}
+        given = {"optimizer": self.optimizer, "max_steps": self.max_steps, "max_seconds": self.max_seconds}
+        changes |= {name: value for name, value in given.items() if value is not None}
+        if self.early_stopping:
+            changes |= {"holdout": self.validation_fraction, "patience": PATIENCE}
+        return as_settings(self.preset).changed(**{**changes, **(self.settings or {})})
+
+    @property
+    def _start(self) -> str:
+        return "paper" if self.preset == "paper" else "default"
+
+    def _fit(self, x: np.ndarray, y: np.ndarray, likelihood: Likelihood) -> None:
+        """Train on inputs in their own units and on targets as the likelihood wants them."""
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        goes_on = self.warm_start and hasattr(self, "model_")
+        if goes_on:
+            model = self._warm_model(x, y)
+        else:
+            self.x_scaling_ = Scaling.of(x)
+            refuse_overflow(self.x_scaling_, "X")
+            model = initial_model(
+                self.x_scaling_.to_standard(x),
+                self.coupling,
+                self._widths(y.shape[1]),
+                self.n_inducing,
+                start=self._start,
+                kernel=self.kernel,
+                likelihood=likelihood,
+                precision=self.precision,
+                seed=seed,
+            )
+        trained = train(
+            model,
+            self.x_scaling_.to_standard(x),
+            y,
+            self._training_settings(seed),
+            checkpoint=self.checkpoint,
+            verbose=self.verbose,
+        )
+        self.model_ = trained.model
+        self.n_steps_ = trained.best_step + (self.n_steps_ if goes_on else 0)
+        self.history_ = trained.history
+        self.elbo_ = _final_elbo(trained.history)
+
+    def _warm_model(self, x: np.ndarray, y: np.ndarray) -> DeepGP:
+        """The fitted model, in a larger coupling if that was asked for."""
+        model = self.model_
+        if model.widths != self._widths(y.shape[1]) or model.layers[0].inducing.shape[1] != x.shape[1]:
+            raise InputError(
+                f"warm_start needs the same layers as before: the model has {model.layers[0].inducing.shape[1]} inputs "
+                f"and widths {model.widths}, but now these would be {x.shape[1]} and {self._widths(y.shape[1])}. "
+                "Use warm_start=False."
+            )
+        return model.with_coupling(self.coupling)
+
+    def _inputs(self, X: Any) -> Float[np.ndarray, "n D"]:
+        """Checked and standardised inputs."""
+        check_is_fitted(self, "model_")
+        x = validate_data(self, X, reset=False, dtype=np.float64)
+        standard = self.x_scaling_.to_standard(x)
+        self.x_scaling_.warn_if_far(standard, self.feature_names())
+        return standard
+
+    @wide_scope
+    def sample_layers(self, X: Any, n_samples: int = 1, seed: int = 0) -> list[Float[np.ndarray, "S n _"]]:
+        """Joint draws of what every layer hands on, (S, n, T_l), standardised; the last are the outputs."""
+        draws = self.model_.sample_functions(self._joint_inputs(X), jax.random.key(seed), n_samples)
+        return [np.asarray(layer, np.float64) for layer in draws]
+
+    def _joint_inputs(self, X: Any) -> Float[np.ndarray, "n D"]:
+        x = self._inputs(X)
+        if len(x) > JOINT_ROWS:
+            raise InputError(
+                f"X has {len(x)} rows, and joint draws are possible for {JOINT_ROWS}: use fewer rows, or "
+                "predict_dist(X).sample(n), whose rows are independent of each other."
+            )
+        return x
+
+    def feature_names(self) -> list[str]:
+        """The names of the inputs; x0, x1, ... if they have none."""
+        return list(getattr(self, "feature_names_in_", [f"x{index}" for index in range(self.n_features_in_)]))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = False
+        return tags
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Arrays as NumPy's, which keep their type wherever they are loaded."""
+        state = dict(super().__getstate__())
+        if "model_" in state:
+            state["model_"] = jax.tree.map(lambda a: np.asarray(a) if eqx.is_array(a) else a, state["model_"])
+        return state
+
+    @wide_scope
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "model_" in state:
+            model = jax.tree.map(lambda a: jnp.asarray(a) if isinstance(a, np.ndarray) else a, state["model_"])
+            state = {**state, "model_": model}
+        super().__setstate__(state)
+
+    _own_facts: ClassVar[tuple[str, ...]] = ()
+    """Fitted attributes of a subclass that a model file holds beside the shared ones."""
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted model to one file: arrays and JSON, nothing that is run on loading."""
+        check_is_fitted(self, "model_")
+        model, arrays = describe(self.model_)
+        arrays |= {"x.centre": self.x_scaling_.centre, "x.spread": self.x_scaling_.spread}
+        arrays |= {"y.centre": self.y_scaling_.centre, "y.spread": self.y_scaling_.spread}
+        facts = {
+            "format": FORMAT,
+            "library": version("structured-dgp"),
+            "estimator": type(self).__name__,
+            "parameters": {name: value for name, value in self.get_params().items() if _is_plain(value)},
+            "model": model,
+            "feature_names": _plain_names(getattr(self, "feature_names_in_", None)),
+            "target_names": self.target_names_,
+            "n_steps": self.n_steps_,
+            "elbo": self.elbo_,
+            "history": [record.__dict__ for record in self.history_.records],
+            "own": {name: _to_plain(getattr(self, name)) for name in self._own_facts},
+        }
+        write_contents(path, Contents(arrays, facts))
+
+    @classmethod
+    def load(cls: type[E], path: str | Path) -> E:
+        """The estimator in a model file, after everything in it has been checked."""
+        estimator = load_estimator(path)
+        if not isinstance(estimator, cls):
+            raise ModelFileError(
+                f"{Path(path).name} holds a {type(estimator).__name__}: load it with {type(estimator).__name__}.load."
+            )
+        return estimator
+
+    def _take_over(self, contents: Contents) -> None:
+        """The fitted state of a model file."""
+        facts, arrays = contents.facts, dict(contents.arrays)
+        scaling = {name: arrays.pop(name) for name in ("x.centre", "x.spread", "y.centre", "y.spread")}
+        self.model_ = rebuild(facts["model"], arrays)
+        self.n_features_in_ = int(self.model_.layers[0].inducing.shape[1])
+        sizes = {"x": self.n_features_in_, "y": self.model_.widths[-1]}
+        for name, values in scaling.items():
+            fits = values.shape == (sizes[name[0]],) and values.dtype == np.float64 and np.isfinite(values).all()
+            if not fits or (name.endswith("spread") and (values < 0.0).any()):
+                raise ValueError(f"{name!r} is not the scaling of {sizes[name[0]]} columns.")
+        self.x_scaling_ = Scaling(scaling["x.centre"], scaling["x.spread"])
+        self.y_scaling_ = Scaling(scaling["y.centre"], scaling["y.spread"])
+        if facts["feature_names"] is not None:
+            if len(facts["feature_names"]) != self.n_features_in_:
+                raise ValueError(f"there are {len(facts['feature_names'])} feature names.")
+            self.feature_names_in_ = np.array(list(map(str, facts["feature_names"])), dtype=object)
+        names = facts["target_names"]
+        self.target_names_ = None if names is None else list(map(str, names))
+        if names is not None and len(names) > sizes["y"]:
+            raise ValueError(f"there are {len(names)} target names.")
+        self.n_steps_, self.elbo_ = int(facts["n_steps"]), float(facts["elbo"])
+        self.history_ = History([Record.from_dict(record) for record in facts["history"]])
+        for name in self._own_facts:
+            setattr(self, name, _from_plain(facts["own"][name]))
+
+
+class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
+    """A deep Gaussian process for regression, with one or several targets.
+
+    Inputs and targets are standardised inside; everything that comes out is in the units of the data.
+
+    Args:
+        coupling: ``"star"`` (stripes and arrow), ``"mf"`` (mean field), ``"fc"`` (fully coupled), ``"stripes"``,
+            ``"arrow"`` or a ``Coupling``.
+        n_layers: the output layer included; 1 is a sparse GP.
+        width: latent GPs of each hidden layer; one number, or a list of ``n_layers - 1``.
+        n_inducing: inducing points of each layer; never more than there are different rows.
+        kernel: ``"rbf"``, ``"matern12"``, ``"matern32"``, ``"matern52"``, ``"rational_quadratic"``, a ``Kernel`` for
+            all layers, or a rule (n_inputs, is_output) -> Kernel.
+        likelihood: ``"auto"`` or ``"gaussian"``, ``"student_t"`` (outliers), ``"poisson"`` (counts), or a
+            ``Likelihood``, which is for standardised targets unless they are counts.
+        preset: ``"default"`` or ``"paper"``.
+        optimizer: ``"natural"`` or ``"adam"``; None for the preset's.
+        precision: ``"mixed"``, ``"float64"`` or ``"float32"``.
+        max_steps: training steps at most; None for the preset's.
+        max_seconds: training ends after this time; None for no limit.
+        early_stopping: hold out ``validation_fraction`` of the rows, and stop when their score no longer improves.
+        validation_fraction: see there.
+        settings: other training settings by name, as in ``{"learning_rate": 0.01}``.
+        checkpoint: a folder; a fit that was interrupted goes on from what is there.
+        n_draws: draws of the hidden layers behind each prediction.
+        warm_start: ``fit`` goes on from the fitted model, in a larger coupling if that has changed.
+        random_state: seed of inducing inputs, minibatches and noise.
+        verbose: 0 for silence, otherwise a progress line.
+
+    Attributes:
+        model_: the trained :class:`~structured_dgp.DeepGP`, on standardised data.
+        elbo_: evidence lower bound at the end of training, of standardised targets.
+        history_: what happened in training.
+        n_steps_: how many training steps made the model.
+        n_features_in_, feature_names_in_: as in scikit-learn.
+    """
+
+    _own_facts = ("is_flat_",)
+
+    def fit(self, X: Any, y: Any) -> DeepGPRegressor:
+        """Train on X (n, D) and y, (n,) or (n, P)."""
+        self.target_names_ = _column_names(y)
+        x, y = validate_data(self, X, y, multi_output=True, y_numeric=True, dtype=np.float64)
+        targets = np.asarray(y, np.float64).reshape(len(y), -1)
+        likelihood = self._regression_likelihood(targets.shape[1])
+        if not (self.warm_start and hasattr(self, "model_")):
+            counts = isinstance(likelihood, Poisson)
+            self.y_scaling_ = Scaling.none(targets.shape[1]) if counts else Scaling.of(targets)
+            refuse_overflow(self.y_scaling_, "y")
+        self.is_flat_ = np.ndim(y) == 1
+        self._fit(x, self.y_scaling_.to_standard(targets), likelihood)
+        return self
+
+    def _regression_likelihood(self, n_outputs: int) -> Likelihood:
+        if isinstance(self.likelihood, Likelihood):
+            return self.likelihood
+        noise = STARTS[self._start].noise
+        if self.likelihood in ("auto", "gaussian"):
+            return Gaussian(np.full(n_outputs, noise))
+        if self.likelihood == "student_t":
+            return StudentT(np.full(n_outputs, np.sqrt(noise)))
+        if self.likelihood == "poisson":
+            return Poisson()
+        raise InputError(
+            f"unknown likelihood {self.likelihood!r}: use 'gaussian', 'student_t', 'poisson' or a Likelihood."
+        )
+
+    def predict_dist(self, X: Any) -> Mixture:
+        """The distribution of y at each row: mean, var, quantile, log_prob, cdf, crps, interval, sample."""
+        x = self._inputs(X)
+        mixture = self.model_.predict(x, self.n_draws)
+        if not isinstance(self.model_.likelihood, Poisson):
+            mixture = mixture.rescale(self.y_scaling_.unit, self.y_scaling_.centre)
+        return mixture.column(0) if self.is_flat_ else mixture
+
+    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
+        """The mean of y; with it, if asked for, its standard deviation, or its covariance over all rows.
+
+        Both are those of a new observation, noise included. The covariance has shape (n, n), or (n, n, P) for several
+        targets; its correlations are estimated from joint draws of the hidden layers, its diagonal is exact.
+        """
+        if return_std and return_cov:
+            raise InputError("ask for return_std or for return_cov, not for both: the covariance holds the variances.")
+        prediction = self.predict_dist(X)
+        if return_std:
+            return prediction.mean, prediction.std
+        if return_cov:
+            return prediction.mean, self._covariance(X, prediction)
+        return prediction.mean
+
+    def predict_quantiles(self, X: Any, quantiles: Any = (0.05, 0.5, 0.95)) -> Float[np.ndarray, "..."]:
+        """Quantiles of y, one after the other in the last axis: (n, Q), or (n, P, Q) for several targets."""
+        return np.moveaxis(self.predict_dist(X).quantile(np.atleast_1d(quantiles)), 0, -1)
+
+    def log_density(self, X: Any, y: Any) -> Float[np.ndarray, "..."]:
+        """Log density of y at each row, in its own units; of the shape of y."""
+        return self.predict_dist(X).log_prob(np.asarray(y, np.float64))
+
+    @wide_scope
+    def sample_y(
+        self, X: Any, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0
+    ) -> Float[np.ndarray, "..."]:
+        """Joint draws of y over all rows, each one noisy function: (n, S), or (n, P, S) for several targets."""
+        x = self._joint_inputs(X)
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        key, noise_key = jax.random.split(jax.random.key(seed))
+        functions = self.model_.sample_functions(x, key, n_samples)[-1]
+        y = np.asarray(self.model_.likelihood.sample(noise_key, functions), np.float64)
+        y = y * self.y_scaling_.unit + self.y_scaling_.centre
+        return y[..., 0].T if self.is_flat_ else np.moveaxis(y, 0, -1)
+
+    @wide_scope
+    def _covariance(self, X: Any, prediction: Mixture) -> Float[np.ndarray, "..."]:
+        """Correlations from joint draws, variances from the prediction."""
+        x = self._joint_inputs(X)
+        joint = self.model_.joint_covariance(x, jax.random.key(0), JOINT_DRAWS)
+        function = np.sqrt(np.maximum(np.einsum("nnp->np", joint), np.finfo(np.float64).tiny))
+        correlation = joint / (function[:, None] * function[None])
+        variance = prediction.var.reshape(len(x), -1)
+        noise = self._noise_variance(variance)
+        std = np.sqrt(np.maximum(variance - noise, 0.0))
+        covariance = correlation * std[:, None] * std[None]
+        rows = np.arange(len(x))
+        covariance[rows, rows] = variance
+        return covariance[..., 0] if self.is_flat_ else covariance
+
+    def _noise_variance(self, variance: Float[np.ndarray, "n P"]) -> Float[np.ndarray, "n P"]:
+        """How much of the variance is observation noise, independent between rows."""
+        likelihood = self.model_.likelihood
+        if isinstance(likelihood, Gaussian):
+            noise = np.asarray(likelihood.variance, np.float64)
+        elif isinstance(likelihood, StudentT) and float(likelihood.df) > 2.0:
+            noise = np.asarray(likelihood.scale, np.float64) ** 2 * float(likelihood.df / (likelihood.df - 2.0))
+        else:
+            raise InputError(f"return_cov needs noise with a finite variance, not {type(likelihood).__name__}.")
+        return np.broadcast_to(noise * self.y_scaling_.unit**2, variance.shape)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        tags.target_tags.single_output = True
+        return tags
+
+
+class DeepGPClassifier(ClassifierMixin, DeepGPEstimator):
+    """A deep Gaussian process for classification: two classes (Bernoulli), or more (softmax over several outputs).
+
+    The parameters are those of :class:`DeepGPRegressor`; ``likelihood`` is ``"auto"`` or a ``Likelihood`` for 0 and 1,
+    or for rows with a one at the class. ``classes_`` are the labels.
+    """
+
+    classes_: np.ndarray
+    _own_facts = ("classes_",)
+
+    def fit(self, X: Any, y: Any) -> DeepGPClassifier:
+        """Train on X (n, D) and labels y (n,)."""
+        self.target_names_ = _column_names(y)
+        x, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        classes, labels = np.unique(y, return_inverse=True)
+        if len(classes) < 2:
+            raise InputError(f"y has only one class, {classes[0]!r}: classification needs at least two.")
+        if self.warm_start and hasattr(self, "model_") and not np.array_equal(classes, self.classes_):
+            raise InputError(f"warm_start needs the same classes as before, {self.classes_}; got {classes}.")
+        self.classes_ = classes
+        binary = len(classes) == 2
+        targets = labels[:, None].astype(np.float64) if binary else np.eye(len(classes))[labels]
+        self.y_scaling_ = Scaling.none(targets.shape[1])
+        self._fit(x, targets, self._class_likelihood(binary))
+        return self
+
+    def _class_likelihood(self, binary: bool) -> Likelihood:
+        if isinstance(self.likelihood, Likelihood):
+            return self.likelihood
+        if self.likelihood != "auto":
+            raise InputError(f"unknown likelihood {self.likelihood!r}: use 'auto' or a Likelihood.")
+        return Bernoulli() if binary else Softmax()
+
+    def predict_proba(self, X: Any) -> Float[np.ndarray, "n C"]:
+        """The probability of each class."""
+        x = self._inputs(X)
+        p = np.array(self.model_.predict(x, self.n_draws).mean)
+        p = np.concatenate([1.0 - p, p], axis=1) if len(self.classes_) == 2 else p
+        return p / p.sum(axis=1, keepdims=True)
+
+    def predict_log_proba(self, X: Any) -> Float[np.ndarray, "n C"]:
+        """The logarithm of ``predict_proba``."""
+        return np.log(np.maximum(self.predict_proba(X), np.finfo(np.float64).tiny))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class."""
+        probabilities = self.predict_proba(X)
+        return self.classes_[probabilities.argmax(axis=1)]
+
+    def log_density(self, X: Any, y: Any) -> Float[np.ndarray, " n"]:
+        """Log probability of the true class of each row."""
+        probabilities = self.predict_log_proba(X)
+        places = {label: place for place, label in enumerate(self.classes_.tolist())}
+        unknown = [label for label in np.asarray(y).tolist() if label not in places]
+        if unknown:
+            raise InputError(f"y has the class {unknown[0]!r}, which was not in the training data.")
+        return probabilities[np.arange(len(probabilities)), [places[label] for label in np.asarray(y).tolist()]]
+
+
+ESTIMATORS: dict[str, type[DeepGPEstimator]] = {
+    "DeepGPRegressor": DeepGPRegressor,
+    "DeepGPClassifier": DeepGPClassifier,
+}
+
+
+def load_estimator(path: str | Path) -> DeepGPEstimator:
+    """The estimator in a model file, of whichever kind it is."""
+    contents = read_contents(path, ModelFileError)
+    facts, name = contents.facts, Path(path).name
+    if facts.get("estimator") not in ESTIMATORS:
+        raise ModelFileError(f"{name} is not a model file of this library.")
+    if not isinstance(facts.get("format"), int) or not 1 <= facts["format"] <= FORMAT:
+        raise ModelFileError(
+            f"{name} has format {facts.get('format')}, made by version {facts.get('library')}; this version reads "
+            f"formats up to {FORMAT}: update the library."
+        )
+    try:
+        kind = ESTIMATORS[facts["estimator"]]
+        known = set(kind._get_param_names())
+        estimator = kind(**{key: value for key, value in facts["parameters"].items() if key in known})
+        estimator._take_over(contents)
+    except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise ModelFileError(f"{name} cannot be used: {error}") from error
+    return estimator
+
+
+def _final_elbo(history: History) -> float:
+    """The mean over the last tenth of the records."""
+    elbo = history["elbo"]
+    return float(elbo[-max(1, len(elbo) // 10) :].mean()) if len(elbo) else float("nan")
+
+
+def _column_names(y: Any) -> list[str] | None:
+    """The names of a frame's or a series' columns."""
+    columns = getattr(y, "columns", None)
+    if columns is not None:
+        return [str(name) for name in columns]
+    name = getattr(y, "name", None)
+    return [str(name)] if name is not None else None
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _plain_names(names: Any) -> list[str] | None:
+    return None if names is None else [str(name) for name in names]
+
+
+def _to_plain(value: Any) -> Any:
+    """What JSON can hold; arrays with their type."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biufUO":
+            raise InputError(f"labels of type {value.dtype} cannot be saved: use numbers or text.")
+        kind = "O" if value.dtype.kind == "O" else value.dtype.str
+        return {"dtype": kind, "values": value.tolist()}
+    return value
+
+
+def _from_plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        if np.dtype(value["dtype"]).kind not in "biufUO":
+            raise ValueError(f"labels of type {value['dtype']}.")
+        return np.array(value["values"], dtype=value["dtype"])
+    return value

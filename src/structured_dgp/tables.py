@@ -1,0 +1,178 @@
+"""Tables in files, CSV and Parquet: read as a whole or piece by piece, written piece by piece."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as csv
+import pyarrow.parquet as parquet
+from jaxtyping import Float
+
+from structured_dgp.exceptions import InputError
+from structured_dgp.files import replacing
+
+BLOCK_BYTES = 4 << 20  # of CSV text read at a time
+BLOCK_ROWS = 65_536  # of Parquet read at a time
+SEPARATORS = (",", ";", "\t")
+MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
+
+
+def is_parquet(path: str | Path) -> bool:
+    return Path(path).suffix.lower() in (".parquet", ".pq")
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """What Arrow says about a file, as one of our errors with the file's name."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {path}.") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path.name} cannot be read: {error}.") from error
+
+
+def column_names(path: str | Path) -> list[str]:
+    """The names of a table's columns."""
+    path = Path(path)
+    with _named_errors(path):
+        if is_parquet(path):
+            names = list(parquet.read_schema(path).names)
+        else:
+            with csv.open_csv(path, parse_options=_parse_options(path)) as reader:
+                names = list(reader.schema.names)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(f"{path.name} has two columns named {twice[0]!r}: rename one of them.")
+    return names
+
+
+def _parse_options(path: Path) -> csv.ParseOptions:
+    """The separator is the one of ``SEPARATORS`` that occurs most often in the first line."""
+    with path.open("rb") as file:
+        first = file.readline(1 << 20).decode("utf-8", errors="replace")
+    return csv.ParseOptions(delimiter=max(SEPARATORS, key=first.count))
+
+
+def read_table(path: str | Path) -> pa.Table:
+    """A whole table."""
+    path = Path(path)
+    column_names(path)  # refuses names that occur twice
+    with _named_errors(path):
+        if is_parquet(path):
+            table = parquet.read_table(path)
+        else:
+            options = csv.ConvertOptions(null_values=MISSING, strings_can_be_null=True)
+            table = csv.read_csv(path, parse_options=_parse_options(path), convert_options=options)
+    if table.num_rows == 0:
+        raise InputError(f"{path.name} has no rows.")
+    return table
+
+
+def stream_table(path: str | Path, numbers: Sequence[str], kept: Sequence[str] = ()) -> Iterator[pa.Table]:
+    """The rows of some columns, in their order and in pieces: ``numbers`` as float64, ``kept`` as they are."""
+    path = Path(path)
+    require_columns(column_names(path), [*numbers, *kept], path.name)
+    wanted = [*numbers, *(name for name in kept if name not in numbers)]
+    with _named_errors(path):
+        if is_parquet(path):
+            for batch in parquet.ParquetFile(path).iter_batches(BLOCK_ROWS, columns=wanted):
+                yield pa.Table.from_batches([batch]).select(wanted)
+            return
+    types = {name: pa.float64() for name in numbers} | {name: pa.string() for name in kept if name not in numbers}
+    try:
+        with csv.open_csv(
+            path,
+            read_options=csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
+            parse_options=_parse_options(path),
+            convert_options=csv.ConvertOptions(
+                column_types=types, include_columns=wanted, null_values=MISSING, strings_can_be_null=False
+            ),
+        ) as reader:
+            for batch in reader:
+                yield pa.Table.from_batches([batch])
+    except pa.ArrowInvalid as error:
+        # "In CSV column #3: Row #17: CSV conversion error to double: invalid value 'x'"
+        found = re.search(r"column #(\d+).*?Row #(\d+).*invalid value '(.*)'", str(error))
+        if found is None:
+            raise InputError(f"{path.name} cannot be read: {error}.") from error
+        column, row, value = found.groups()
+        name = column_names(path)[int(column)]
+        raise InputError(f"column {name!r} must hold numbers, but line {row} of {path.name} has {value!r}.") from error
+
+
+def require_columns(present: Sequence[str], wanted: Sequence[str], where: str) -> None:
+    """Raise an error that names the first column that is not there."""
+    for name in wanted:
+        if name not in present:
+            raise InputError(f"{where} has no column {name!r}; its columns are {', '.join(present)}.")
+
+
+def is_text(column: pa.ChunkedArray) -> bool:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def as_numbers(table: pa.Table, first_row: int = 0, line: str = "row") -> pa.Table:
+    """Every column as float64; an error that names the column and the row for text and for missing values."""
+    columns: dict[str, Any] = {}
+    for name in table.column_names:
+        column = table[name]
+        if is_text(column):
+            example = next((value.as_py() for value in column if value.is_valid), "")
+            raise InputError(
+                f"column {name!r} holds text ({example!r}): leave it out (--drop {name}), or write it as numbers."
+            )
+        try:
+            numbers = column.cast(pa.float64())
+        except pa.ArrowException as error:
+            raise InputError(f"column {name!r} holds {column.type}, not numbers: leave it out.") from error
+        missing = np.flatnonzero(~np.isfinite(numbers.to_numpy()))
+        if len(missing):
+            raise InputError(
+                f"column {name!r} has {len(missing)} missing or infinite values, the first in {line} "
+                f"{first_row + int(missing[0])}: fill them in, or leave out the rows (--skip-missing) or the column "
+                f"(--drop {name})."
+            )
+        columns[name] = numbers
+    return pa.table(columns)
+
+
+def without_missing(table: pa.Table) -> pa.Table:
+    """The rows in which nothing is missing."""
+    keep: Any = None
+    for name in table.column_names:
+        here = pc.is_valid(table[name])
+        if pa.types.is_floating(table[name].type):
+            here = pc.and_(here, pc.fill_null(pc.is_finite(table[name]), False))
+        keep = here if keep is None else pc.and_(keep, here)
+    return table.filter(keep)
+
+
+def as_matrix(table: pa.Table) -> Float[np.ndarray, "n D"]:
+    return np.column_stack([table[name].to_numpy() for name in table.column_names]).astype(np.float64)
+
+
+class Writer(Protocol):
+    """What writes pieces of a table."""
+
+    def write_table(self, table: pa.Table) -> None: ...
+
+
+@contextmanager
+def table_writer(path: str | Path, schema: pa.Schema) -> Iterator[Writer]:
+    """Writes pieces of a table to a file that appears under its name when it is complete."""
+    path = Path(path)
+    with replacing(path) as file:
+        opened = parquet.ParquetWriter(file, schema) if is_parquet(path) else csv.CSVWriter(file, schema)
+        with opened as writer:
+            yield writer

@@ -1,0 +1,328 @@
+"""The estimators keep scikit-learn's contract, and speak in the units of the data."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import joblib
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LinearRegression
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from structured_dgp import DeepGPClassifier, DeepGPRegressor, InputError, StructuredDGPWarning, initial_model
+from structured_dgp.couplings import FullyCoupled, MeanField
+from structured_dgp.kernels import Matern52
+from structured_dgp.likelihoods import StudentT
+from structured_dgp.scaling import Scaling
+from structured_dgp.training import train
+
+SMALL: dict[str, Any] = {"width": 1, "n_inducing": 8, "max_steps": 60, "random_state": 0, "precision": "float64"}
+REGRESSOR = DeepGPRegressor(n_layers=2, **SMALL)
+CLASSIFIER = DeepGPClassifier(n_layers=1, **SMALL)
+
+UNTYPED = "check_do_not_raise_errors_in_init_or_set_param"
+"""Hands numbers to every parameter, which the type checks that the tests switch on refuse: run without them."""
+
+
+@parametrize_with_checks([REGRESSOR, CLASSIFIER])
+def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
+    if check.func.__name__ == UNTYPED:
+        kind = type(estimator).__name__
+        script = f"""
+from sklearn.utils import estimator_checks
+from structured_dgp import {kind}
+estimator_checks.{UNTYPED}("{kind}", {kind}())
+"""
+        subprocess.run([sys.executable, "-c", script], check=True)
+    else:
+        check(estimator)
+
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((60, 2)) * [1.0, 50.0] + [0.0, 1000.0]
+Y = 300.0 + 20.0 * np.sin(2.0 * X[:, 0]) + RNG.standard_normal(60)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> DeepGPRegressor:
+    return clone(REGRESSOR).set_params(max_steps=200).fit(X, Y)
+
+
+@pytest.fixture(scope="module")
+def two_targets() -> DeepGPRegressor:
+    return clone(REGRESSOR).fit(X, np.column_stack([Y, -0.001 * Y]))
+
+
+def test_it_is_the_functional_model_on_standardised_data(fitted: DeepGPRegressor) -> None:
+    x, y = (X - X.mean(0)) / X.std(0), (Y - Y.mean()) / Y.std()
+    seed = int(np.random.RandomState(0).randint(2**31 - 1))
+    model = initial_model(x, "star", (1, 1), 8, seed=seed)
+    trained = train(model, x, y, max_steps=200, seed=seed).model
+    expected = trained.predict(x[:9])
+    found = fitted.predict_dist(X[:9])
+    np.testing.assert_allclose(found.mean, expected.mean[:, 0] * Y.std() + Y.mean(), rtol=1e-9)
+    np.testing.assert_allclose(found.std, expected.std[:, 0] * Y.std(), rtol=1e-7)
+    np.testing.assert_allclose(
+        fitted.log_density(X[:9], Y[:9]), expected.log_prob(y[:9]) - np.log(Y.std()), rtol=1e-7
+    )
+
+
+def test_it_learns_the_function_in_its_units(fitted: DeepGPRegressor) -> None:
+    assert fitted.score(X, Y) > 0.9
+    mean, std = fitted.predict(X, return_std=True)
+    assert mean.shape == std.shape == (60,)
+    assert 0.5 < np.sqrt(np.mean((mean - Y) ** 2)) < 6.0
+    quantiles = fitted.predict_quantiles(X, [0.1, 0.5, 0.9])
+    assert quantiles.shape == (60, 3)
+    assert (np.diff(quantiles, axis=1) > 0).all()
+    assert np.isfinite(fitted.elbo_)
+    assert fitted.n_steps_ == 200
+    assert len(fitted.history_) == 4
+
+
+def test_the_covariance_has_the_variances_on_its_diagonal_and_is_positive_definite(fitted: DeepGPRegressor) -> None:
+    rows = np.concatenate([X[:6], X[:1] + 1e-4])
+    mean, cov = fitted.predict(rows, return_cov=True)
+    std = fitted.predict(rows, return_std=True)[1]
+    np.testing.assert_array_equal(mean, fitted.predict(rows))
+    np.testing.assert_allclose(np.diag(cov), std**2, rtol=1e-12)
+    np.testing.assert_allclose(cov, cov.T, rtol=1e-12)
+    assert np.linalg.eigvalsh(cov).min() > 0
+    # two rows at the same place share everything but the noise
+    noise = float(np.asarray(fitted.model_.likelihood.variance)[0]) * Y.var()
+    np.testing.assert_allclose(cov[0, 6], std[0] ** 2 - noise, rtol=0.05)
+
+
+def test_joint_draws_have_the_predicted_moments(fitted: DeepGPRegressor) -> None:
+    rows = X[:4]
+    draws = fitted.sample_y(rows, 4000)
+    mean, cov = fitted.predict(rows, return_cov=True)
+    assert draws.shape == (4, 4000)
+    np.testing.assert_allclose(draws.mean(axis=1), mean, atol=4 * np.sqrt(np.diag(cov).max() / 4000) + 0.05)
+    np.testing.assert_allclose(np.cov(draws), cov, atol=0.15 * np.diag(cov).max())
+    np.testing.assert_array_equal(fitted.sample_y(rows, 3), fitted.sample_y(rows, 3))
+    assert np.abs(fitted.sample_y(rows, 3) - fitted.sample_y(rows, 3, random_state=1)).min() > 0
+
+
+def test_several_targets_keep_their_columns_and_units(two_targets: DeepGPRegressor) -> None:
+    mean, std = two_targets.predict(X[:5], return_std=True)
+    assert mean.shape == std.shape == (5, 2)
+    assert two_targets.predict(X[:5], return_cov=True)[1].shape == (5, 5, 2)
+    assert two_targets.sample_y(X[:5], 3).shape == (5, 2, 3)
+    assert two_targets.predict_quantiles(X[:5]).shape == (5, 2, 3)
+    assert two_targets.log_density(X[:5], np.column_stack([Y, Y])[:5]).shape == (5, 2)
+    assert (mean[:, 0] > 250).all()
+    assert (np.abs(mean[:, 1] + 0.3) < 0.05).all()
+
+
+@pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame], ids=["pandas", "polars"])
+def test_frames_give_the_same_numbers_and_their_names(frame: Any, fitted: DeepGPRegressor) -> None:
+    table = frame({"a": X[:, 0], "b": X[:, 1]})
+    y = pd.Series(Y, name="price") if frame is pd.DataFrame else pl.Series("price", Y)
+    model = clone(fitted).fit(table, y)
+    assert list(model.feature_names_in_) == ["a", "b"]
+    assert model.target_names_ == ["price"]
+    np.testing.assert_array_equal(model.predict(table), fitted.predict(X))
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(frame({"b": X[:, 1], "a": X[:, 0]}))
+
+
+def test_it_works_in_scikit_learns_tools() -> None:
+    estimator = clone(REGRESSOR).set_params(max_steps=20)
+    pipeline = make_pipeline(StandardScaler().set_output(transform="pandas"), estimator)
+    assert np.isfinite(cross_val_score(pipeline, X, Y, cv=2)).all()
+    search = GridSearchCV(estimator, {"coupling": ["mf", "star"]}, cv=2).fit(X, Y)
+    assert search.best_params_["coupling"] in ("mf", "star")
+
+
+def test_a_constant_column_changes_nothing_whatever_it_holds_later() -> None:
+    plain = clone(REGRESSOR).fit(X, Y)
+    more = np.column_stack([X, np.full(60, 288.15)])
+    model = clone(REGRESSOR).fit(more, Y)
+    later = more.copy()
+    later[:, 2] = 1e6
+    np.testing.assert_array_equal(model.predict(more), model.predict(later))
+    assert model.score(more, Y) > 0.5
+    assert plain.score(X, Y) > 0.5
+
+
+@pytest.mark.parametrize("case", ["constant target", "three rows", "one row", "all columns constant", "duplicates"])
+def test_odd_data_gives_an_answer(case: str) -> None:
+    x, y = {
+        "constant target": (X, np.full(60, 7.0)),
+        "three rows": (X[:3], Y[:3]),
+        "one row": (X[:1], Y[:1]),
+        "all columns constant": (np.ones((10, 2)), Y[:10]),
+        "duplicates": (np.repeat(X[:5], 8, axis=0), np.repeat(Y[:5], 8)),
+    }[case]
+    mean, std = clone(REGRESSOR).fit(x, y).predict(x, return_std=True)
+    assert np.isfinite(mean).all()
+    assert (std > 0).all()
+    assert np.abs(mean - y).max() <= 3 * max(np.ptp(y), 1.0)
+    if case == "constant target":
+        np.testing.assert_allclose(mean, 7.0, atol=0.2)
+
+
+def test_huge_and_tiny_units_do_not_matter(fitted: DeepGPRegressor) -> None:
+    model = clone(fitted).fit(X * [1e150, 1e-150], Y * 1e-200)
+    np.testing.assert_allclose(model.predict(X * [1e150, 1e-150]) * 1e200, fitted.predict(X), rtol=1e-4)
+
+
+def test_a_column_in_other_units_is_named(fitted: DeepGPRegressor) -> None:
+    with pytest.warns(StructuredDGPWarning, match=r"column 'x1' lies about \d+ standard deviations"):
+        fitted.predict(X * [1.0, 100.0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted.predict(X + [0.0, 20.0])
+
+
+def test_missing_values_are_refused(fitted: DeepGPRegressor) -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        fitted.predict(np.where(X > 1000, np.nan, X))
+    with pytest.raises(ValueError, match="NaN"):
+        clone(REGRESSOR).fit(X, np.where(Y > 300, np.nan, Y))
+
+
+def test_warm_start_goes_on_and_widens_the_coupling() -> None:
+    model = clone(REGRESSOR).set_params(coupling="mf", warm_start=True, max_steps=30).fit(X, Y)
+    first, elbo = model.model_, model.elbo_
+    model.set_params(coupling="fc").fit(X, Y)
+    assert isinstance(first.posterior.coupling, MeanField)
+    assert isinstance(model.model_.posterior.coupling, FullyCoupled)
+    assert model.elbo_ > elbo
+    assert model.n_steps_ == 60
+    with pytest.raises(InputError, match="same layers as before"):
+        model.fit(X[:, :1], Y)
+
+
+def test_the_parameters_reach_the_model() -> None:
+    model = DeepGPRegressor(
+        "fc",
+        3,
+        [2, 1],
+        5,
+        kernel="matern52",
+        likelihood="student_t",
+        optimizer="adam",
+        precision="float64",
+        max_steps=3,
+        random_state=1,
+        settings={"learning_rate": 0.5},
+    ).fit(X, Y)
+    assert model.model_.widths == (2, 1, 1)
+    assert model.model_.posterior.n_inducing == 5
+    assert isinstance(model.model_.layers[0].kernel, Matern52)
+    assert isinstance(model.model_.likelihood, StudentT)
+    assert model.history_.records[-1].natural_rate is None
+    assert model.history_.records[-1].learning_rate == pytest.approx(0.5, rel=1e-3)
+    # a Student-t distribution is not rescaled as a normal one is: check its density at its centre
+    np.testing.assert_allclose(
+        model.log_density(X[:3], Y[:3]),
+        model.model_.predict(model.x_scaling_.to_standard(X[:3])).log_prob((Y[:3] - Y.mean()) / Y.std())
+        - np.log(Y.std()),
+        rtol=1e-6,
+    )
+
+
+def test_counts_are_not_scaled() -> None:
+    counts = RNG.poisson(np.exp(1.0 + 0.5 * np.sin(X[:, 0]))).astype(float)
+    model = clone(REGRESSOR).set_params(likelihood="poisson").fit(X, counts)
+    assert abs(model.predict(X).mean() - counts.mean()) < 1.0
+    assert np.isfinite(model.log_density(X, counts)).all()
+    with pytest.raises(InputError, match="counts"):
+        clone(model).fit(X, counts + 0.5)
+
+
+def test_early_stopping_ends_a_run() -> None:
+    noise = RNG.standard_normal(60)
+    model = clone(REGRESSOR).set_params(
+        early_stopping=True, max_steps=5000, settings={"score_every": 5, "patience": 2, "learning_rate": 0.1}
+    )
+    assert model.fit(X, noise).n_steps_ < 5000
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"coupling": "all"}, "unknown coupling 'all'"),
+        ({"n_layers": 0}, "n_layers must be at least 1"),
+        ({"width": [2, 2]}, "1 hidden layers"),
+        ({"n_inducing": 0}, "n_inducing must be at least 1"),
+        ({"kernel": "cubic"}, "unknown kernel 'cubic'"),
+        ({"likelihood": "cauchy"}, "unknown likelihood 'cauchy'"),
+        ({"preset": "best"}, "unknown preset 'best'"),
+        ({"precision": "float16"}, "unknown precision 'float16'"),
+        ({"settings": {"rate": 1}}, "unknown setting 'rate'"),
+        ({"early_stopping": True, "validation_fraction": 1.0}, "holdout must be a fraction"),
+    ],
+)
+def test_wrong_parameters_are_named(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        clone(REGRESSOR).set_params(**wrong).fit(X, Y)
+
+
+def test_questions_that_cannot_be_answered(fitted: DeepGPRegressor) -> None:
+    with pytest.raises(InputError, match="not for both"):
+        fitted.predict(X, return_std=True, return_cov=True)
+    with pytest.raises(InputError, match="joint draws are possible"):
+        fitted.sample_y(np.zeros((5001, 2)))
+    with pytest.raises(NotFittedError):
+        DeepGPRegressor().predict(X)
+
+
+def test_pickle_and_joblib_keep_every_bit(fitted: DeepGPRegressor, tmp_path: Any) -> None:
+    joblib.dump(fitted, tmp_path / "model")
+    for copy in (pickle.loads(pickle.dumps(fitted)), joblib.load(tmp_path / "model")):
+        assert copy.model_.dtype == np.float64
+        np.testing.assert_array_equal(copy.predict(X), fitted.predict(X))
+
+
+# --- classification ----------------------------------------------------------------------------------
+
+
+def test_two_and_three_classes_are_learnt() -> None:
+    labels = np.array(["low", "middle", "high"])[np.digitize(X[:, 0], [-0.5, 0.5])]
+    for y in (labels, labels == "high"):
+        model = DeepGPClassifier(n_layers=2, **{**SMALL, "max_steps": 150}).fit(X, y)
+        p = model.predict_proba(X)
+        assert p.shape == (60, len(model.classes_))
+        np.testing.assert_allclose(p.sum(axis=1), 1.0, rtol=1e-12)
+        assert model.score(X, y) > 0.9
+        picked = p[np.arange(60), np.searchsorted(model.classes_, y)]
+        np.testing.assert_allclose(model.log_density(X, y), np.log(picked), rtol=1e-9)
+        assert (model.predict(X) == model.classes_[p.argmax(axis=1)]).all()
+    with pytest.raises(InputError, match="only one class"):
+        DeepGPClassifier(**SMALL).fit(X, np.zeros(60))
+
+
+# --- scaling -----------------------------------------------------------------------------------------
+
+
+def test_scaling_is_mean_and_standard_deviation() -> None:
+    scaling = Scaling.of(X)
+    np.testing.assert_allclose(scaling.centre, X.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(scaling.spread, X.std(axis=0), rtol=1e-12)
+    standard = scaling.to_standard(X)
+    np.testing.assert_allclose(standard.mean(axis=0), 0.0, atol=1e-12)
+    np.testing.assert_allclose(standard.std(axis=0), 1.0, rtol=1e-12)
+
+
+def test_a_linear_function_needs_no_help_from_the_outside() -> None:
+    """Sanity of the whole way: as good as least squares where that is right."""
+    y = 3.0 * X[:, 0] - 0.01 * X[:, 1] + 0.1 * RNG.standard_normal(60)
+    model = DeepGPRegressor(n_layers=1, **{**SMALL, "max_steps": 300}).fit(X, y)
+    best = LinearRegression().fit(X, y)
+    error, least = (np.sqrt(np.mean((m.predict(X) - y) ** 2)) for m in (model, best))
+    assert error < 2.0 * least
