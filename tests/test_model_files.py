@@ -202,7 +202,7 @@ LIES: dict[str, Callable[[Contents], None]] = {
     "other type": reshaped("posterior.blocks", lambda a: a.astype(np.float64)),
     "integers": reshaped("posterior.mean", lambda a: a.astype(np.int64)),
     "inducing points of another size": reshaped("layers.0.inducing", lambda a: a[:, :1]),
-    "missing array": lambda contents: contents.arrays.pop("layers.0.inducing") and None,
+    "missing array": lambda contents: contents.arrays.__delitem__("layers.0.inducing"),
     "array too many": lambda contents: contents.arrays.update(more=np.zeros(3)),
 }
 

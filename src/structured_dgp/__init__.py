@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from structured_dgp import couplings, kernels, likelihoods
+from structured_dgp import couplings, kernels, likelihoods, metrics
 from structured_dgp.dense import Chain, DensePosterior, FactorRule
 from structured_dgp.estimators import DeepGPClassifier, DeepGPRegressor, load_estimator
 from structured_dgp.exceptions import (
@@ -55,4 +55,5 @@ __all__ = [
     "kernels",
     "likelihoods",
     "load_estimator",
+    "metrics",
 ]

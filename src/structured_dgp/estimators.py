@@ -166,7 +166,7 @@ class DeepGPEstimator(BaseEstimator):
     def _inputs(self, X: Any) -> Float[np.ndarray, "n D"]:
         """Checked and standardised inputs."""
         check_is_fitted(self, "model_")
-        x = validate_data(self, X, reset=False, dtype=np.float64)
+        x = validate_data(self, X, reset=False, dtype=np.float64, order="C")
         standard = self.x_scaling_.to_standard(x)
         self.x_scaling_.warn_if_far(standard, self.feature_names())
         return standard
@@ -312,8 +312,8 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
     def fit(self, X: Any, y: Any) -> DeepGPRegressor:
         """Train on X (n, D) and y, (n,) or (n, P)."""
         self.target_names_ = _column_names(y)
-        x, y = validate_data(self, X, y, multi_output=True, y_numeric=True, dtype=np.float64)
-        targets = np.asarray(y, np.float64).reshape(len(y), -1)
+        x, y = validate_data(self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, order="C")
+        targets = np.asarray(y, np.float64, order="C").reshape(len(y), -1)
         likelihood = self._regression_likelihood(targets.shape[1])
         if not (self.warm_start and hasattr(self, "model_")):
             counts = isinstance(likelihood, Poisson)
@@ -427,7 +427,7 @@ class DeepGPClassifier(ClassifierMixin, DeepGPEstimator):
     def fit(self, X: Any, y: Any) -> DeepGPClassifier:
         """Train on X (n, D) and labels y (n,)."""
         self.target_names_ = _column_names(y)
-        x, y = validate_data(self, X, y, dtype=np.float64)
+        x, y = validate_data(self, X, y, dtype=np.float64, order="C")
         check_classification_targets(y)
         classes, labels = np.unique(y, return_inverse=True)
         if len(classes) < 2:

@@ -56,8 +56,8 @@ class Page:
         body = []
         for i, row in enumerate(rows):
             marks = best[i] if best else [False] * len(row)
-            cells = zip(row, marks, strict=True)
-            inside = "".join(f"<td{' class="best"' if mark else ''}>{html.escape(cell)}</td>" for cell, mark in cells)
+            kinds = [' class="best"' if mark else "" for mark in marks]
+            inside = "".join(f"<td{kind}>{html.escape(cell)}</td>" for cell, kind in zip(row, kinds, strict=True))
             body.append(f"<tr>{inside}</tr>")
         self.parts.append(
             f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'

@@ -103,7 +103,7 @@ def distance_to_data(x: Float[np.ndarray, "n D"], training: Float[np.ndarray, "m
     return NearestNeighbors(n_neighbors=1).fit(training).kneighbors(x)[0][:, 0]
 
 
-def _filtered(
+def running_median(
     place: Float[np.ndarray, " n"], values: Float[np.ndarray, " n"]
 ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
     """Values in the order of their places, each replaced by the median of a tenth of all around it."""
@@ -122,7 +122,7 @@ def plot_variance_by_distance(
     """Predicted variance against the distance from the training data: points, and a running median."""
     axes = _axes(axes)
     axes.scatter(distance, variance, s=5, alpha=0.25, linewidths=0, color=color)
-    axes.plot(*_filtered(distance, variance), color=color, label=label or None)
+    axes.plot(*running_median(distance, variance), color=color, label=label or None)
     axes.set(xlabel="distance to the nearest training row", ylabel="predicted variance", yscale="log")
     if label:
         axes.legend(frameon=False)
@@ -145,7 +145,7 @@ def plot_error_by_variance(
         # the median of a squared standard normal value is 0.4549
         axes.plot(ends, 0.4549 * ends, color="0.4", linestyle="--", linewidth=1, label="median of a right prediction")
     axes.scatter(variance, squared, s=5, alpha=0.25, linewidths=0, color=color)
-    axes.plot(*_filtered(variance, squared), color=color, label=label or "median")
+    axes.plot(*running_median(variance, squared), color=color, label=label or "median")
     axes.set(xlabel="predicted variance", ylabel="squared error", xscale="log", yscale="log")
     axes.set_ylim(bottom=float(np.quantile(squared, 0.02)))
     axes.legend(frameon=False)

@@ -33,7 +33,7 @@ def clip_surges(factor: float) -> optax.GradientTransformation:
 
     def update(updates: Any, state: SurgeState, params: Any = None) -> tuple[Any, SurgeState]:
         del params
-        norm = optax.global_norm(updates).astype(jnp.float32)
+        norm = optax.tree.norm(updates).astype(jnp.float32)
         usual = state.mean_square
         is_first = usual == 0.0
         shrink = jnp.where(is_first, 1.0, jnp.minimum(1.0, factor * jnp.sqrt(usual) / jnp.maximum(norm, 1e-30)))

@@ -58,7 +58,7 @@ class Settings:
     staircase: bool = False
     clip: float | None = None
     surge: float | None = 1.5
-    max_steps: int = 1500
+    max_steps: int = 750
     max_seconds: float | None = None
     patience: int | None = None
     plateau: float | None = None
