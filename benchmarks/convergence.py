@@ -2,8 +2,9 @@
 
     python benchmarks/convergence.py concrete --couplings star --json convergence.json --figure convergence.png
 
-All runs of a data set and coupling start from the same model and see the same minibatches. ``natural`` has the default
-settings; ``adam 0.005`` has the paper's rate and runs longest; the other rates look for the best that Adam can do.
+All runs of a data set and coupling start from the same model, with the paper's initial noise, and see the same
+minibatches. ``natural`` has the default settings; ``adam 0.005`` has the paper's rate and runs longest; the other rates
+look for the best that Adam can do.
 
 ``--estimators`` compares two unbiased estimates of the same bound under the same optimiser: with the inducing outputs
 marginalised analytically (Theorem 1), and with inducing outputs that are sampled.
@@ -26,7 +27,7 @@ from common import emit, parser
 from data import Split, interpolation_split
 
 from structured_dgp import DeepGP
-from structured_dgp.initial import initial_model
+from structured_dgp.initial import Start, initial_model
 from structured_dgp.parameters import trainable_mask
 from structured_dgp.propagation import prepare
 from structured_dgp.training import Trained, train
@@ -195,7 +196,9 @@ def main() -> None:
             split = interpolation_split(name, 0, arguments.data)
             for coupling in arguments.couplings:
                 label = f"{name} {coupling}"
-                start = initial_model(split.x, coupling, (5, 5, 1), 128, precision=arguments.precision)
+                start = initial_model(
+                    split.x, coupling, (5, 5, 1), 128, start=Start(noise=0.01), precision=arguments.precision
+                )
                 row: dict[str, Any] = {"what": coupling, "data": name, "precision": arguments.precision}
                 if arguments.estimators:
                     row["curves"] = estimators(split, start, label, arguments.steps)

@@ -31,15 +31,17 @@ def fit(name: str, coupling: str, seed: int, arguments: Any) -> dict[str, Any]:
     changes = {} if arguments.steps is None else {"max_steps": arguments.steps}
     trained = train(model, split.x, split.y, arguments.preset, seed=seed, **changes)
     mixture = trained.model.predict(split.x_test)
-    late = trained.history["step"] > 0.9 * trained.steps
+    history = trained.history if trained.refit is None else trained.refit
+    late = history["step"] > 0.9 * history["step"][-1]
     return {
         "what": coupling,
         "data": name,
         "split": seed,
         "steps": trained.steps,
+        "best_step": trained.best_step,
         "seconds": trained.seconds,
-        "elbo": float(trained.history["elbo"][late].mean()),
-        "noise": float(trained.history["noise"][-1]),
+        "elbo": float(history["elbo"][late].mean()),
+        "noise": float(history["noise"][-1]),
         "log_likelihood": float(np.mean(mixture.log_prob(split.y_test)) - np.log(split.unit)),
         "rmse": float(split.unit * np.sqrt(np.mean((mixture.mean - split.y_test) ** 2))),
     }

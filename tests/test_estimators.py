@@ -30,13 +30,14 @@ from structured_dgp.training import train
 
 SMALL: dict[str, Any] = {"width": 1, "n_inducing": 8, "max_steps": 60, "random_state": 0, "precision": "float64"}
 REGRESSOR = DeepGPRegressor(n_layers=2, **SMALL)
-CLASSIFIER = DeepGPClassifier(n_layers=1, **SMALL)
+CHECKED = [DeepGPRegressor(n_layers=1, **SMALL), DeepGPClassifier(n_layers=1, **SMALL)]
+"""For scikit-learn's hundred checks, with one layer, because each of their many shapes of data is compiled."""
 
 UNTYPED = "check_do_not_raise_errors_in_init_or_set_params"
 """Hands numbers to every parameter, which the type checks that the tests switch on refuse: run without them."""
 
 
-@parametrize_with_checks([REGRESSOR, CLASSIFIER])
+@parametrize_with_checks(CHECKED)
 def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
     if check.func.__name__ == UNTYPED:
         kind = type(estimator).__name__
@@ -246,9 +247,31 @@ def test_counts_are_not_scaled() -> None:
 def test_early_stopping_ends_a_run() -> None:
     noise = RNG.standard_normal(60)
     model = clone(REGRESSOR).set_params(
-        early_stopping=True, max_steps=5000, settings={"score_every": 5, "patience": 2, "learning_rate": 0.1}
+        early_stopping=True,
+        max_steps=5000,
+        settings={"score_every": 5, "min_steps": 0, "patience": 2, "learning_rate": 0.1},
     )
     assert model.fit(X, noise).n_steps_ < 5000
+
+
+@pytest.mark.parametrize(
+    ("options", "n_rows", "expected"),
+    [
+        ({}, 200, (1500, 0.1, True)),
+        ({}, 199, (800, 0.0, False)),
+        ({"early_stopping": False}, 1000, (800, 0.0, False)),
+        ({"early_stopping": True, "validation_fraction": 0.3}, 50, (1500, 0.3, True)),
+        ({"preset": "paper"}, 1000, (20_000, 0.0, False)),
+        ({"preset": "paper", "early_stopping": True}, 1000, (20_000, 0.1, True)),
+        ({"max_steps": 7}, 1000, (7, 0.1, True)),
+    ],
+)
+def test_how_long_to_train_is_found_out_where_there_are_rows_for_it(
+    options: dict[str, Any], n_rows: int, expected: tuple[int, float, bool]
+) -> None:
+    settings = DeepGPRegressor(**options)._training_settings(0, n_rows)
+    assert (settings.max_steps, settings.holdout, settings.refit) == expected
+    assert (settings.patience is not None) == settings.refit
 
 
 @pytest.mark.parametrize(
@@ -262,6 +285,7 @@ def test_early_stopping_ends_a_run() -> None:
         ({"likelihood": "cauchy"}, "unknown likelihood 'cauchy'"),
         ({"preset": "best"}, "unknown preset 'best'"),
         ({"precision": "float16"}, "unknown precision 'float16'"),
+        ({"early_stopping": "never"}, "early_stopping must be True, False or 'auto'"),
         ({"settings": {"rate": 1}}, "unknown setting 'rate'"),
         ({"early_stopping": True, "validation_fraction": 1.0}, "holdout must be a fraction"),
     ],

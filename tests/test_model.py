@@ -109,6 +109,35 @@ def test_function_draws_are_smooth_over_rows() -> None:
     assert np.abs(draws[:, 0] - draws[:, 1]).max() < 0.05
 
 
+def test_the_joint_covariance_is_that_of_function_draws() -> None:
+    model = coupled_model("fc", seed=4)
+    x = np.random.default_rng(5).standard_normal((4, 3))
+    n = 40_000
+    draws = np.asarray(model.sample_functions(x, jax.random.key(0), n)[-1])[..., 0]
+    expected = np.cov(draws.T)
+    found = model.joint_covariance(x, jax.random.key(1), n)
+    assert found.shape == (4, 4, 1)
+    scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
+    assert np.abs((found[..., 0] - expected) / scale).max() < 0.04
+    assert np.abs(expected / scale - np.eye(4)).max() > 0.1  # so that there is something to find
+
+
+def test_the_joint_covariance_of_one_layer_is_exact() -> None:
+    rng = np.random.default_rng(0)
+    Z, x = rng.standard_normal((5, 2)), rng.standard_normal((4, 2))
+    factor = np.tril(rng.standard_normal((10, 10)))
+    factor[:5, 5:] = 0.0
+    posterior = Posterior.from_dense("fc", (2,), rng.standard_normal((2, 5)), factor)
+    model = DeepGP([Layer(RBF(1.0), Z)], posterior, Gaussian(0.1))
+    k = lambda a, b: np.exp(-0.5 * np.square(a[:, None] - b[None]).sum(-1))  # noqa: E731
+    A = np.linalg.solve(np.linalg.cholesky(k(Z, Z) + model.jitter * np.eye(5)), k(Z, x)).T
+    found = model.joint_covariance(x, jax.random.key(0))
+    for output in range(2):
+        rows = factor[5 * output : 5 * output + 5]
+        expected = k(x, x) - A @ A.T + A @ rows @ rows.T @ A.T
+        np.testing.assert_allclose(found[..., output], expected, rtol=1e-6, atol=1e-8)
+
+
 # Nesting.
 
 

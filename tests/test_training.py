@@ -188,6 +188,43 @@ def test_refit_uses_all_rows_for_the_best_number_of_steps() -> None:
     assert_same(stopped.model, direct.model)
 
 
+def test_refit_also_follows_a_run_that_reached_its_last_step() -> None:
+    options: dict[str, Any] = {"score_every": 5, "n_samples": 2}
+    ended = train(small_model(), X, Y, max_steps=15, holdout=0.2, refit=True, **options)
+    assert ended.reason == "max_steps"
+    assert ended.refit is not None
+    assert ended.refit.records[-1].step == ended.best_step
+    assert_same(ended.model, train(small_model(), X, Y, max_steps=ended.best_step, **options).model)
+
+
+def noisy_model() -> DeepGP:
+    """Starts with so much noise that the hold-out score gets better for a while."""
+    return small_model(likelihood=Gaussian(1.0))
+
+
+def test_a_run_interrupted_in_its_refit_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"score_every": 5, "learning_rate": 0.1, "n_samples": 2}
+    options |= {"holdout": 0.2, "patience": 2, "refit": True, "max_steps": 500}
+    whole = train(noisy_model(), X, Y, **options)
+    assert whole.best_step >= 10
+    steps: list[int] = []
+
+    def interrupt(record: Record) -> None:
+        steps.append(record.step)
+        if len(steps) > 1 and steps[-1] <= steps[-2]:  # the second run has begun
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(noisy_model(), X, Y, checkpoint=tmp_path / "run", callback=interrupt, **options)
+    steps.clear()
+    resumed = train(
+        noisy_model(), X, Y, checkpoint=tmp_path / "run", callback=lambda record: steps.append(record.step), **options
+    )
+    assert steps[0] == 10  # neither the first run nor the first steps of the second are repeated
+    assert (resumed.best_step, resumed.steps, resumed.reason) == (whole.best_step, whole.steps, whole.reason)
+    assert_same(resumed.model, whole.model)
+
+
 def test_min_steps_holds_the_run() -> None:
     trained = train(
         small_model(), X, Y, max_steps=100, min_steps=60, score_every=5, holdout=0.2, patience=1, learning_rate=0.5

@@ -70,8 +70,11 @@ def fit(
     steps: Annotated[int | None, typer.Option(help="Training steps at most. [default: the preset's]")] = None,
     seconds: Annotated[float | None, typer.Option(help="Training ends after this time.")] = None,
     early_stopping: Annotated[
-        bool, typer.Option("--early-stopping", help="Stop when rows kept out of training no longer improve.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            help="Find the number of steps with rows held out. [default: from 200 rows on]", show_default=False
+        ),
+    ] = None,
     holdout: Annotated[float, typer.Option(help="Fraction of the rows to keep out and to score the model on.")] = 0.0,
     checkpoint: Annotated[Path | None, typer.Option(help="A folder; an interrupted fit goes on from there.")] = None,
     plots: Annotated[Path | None, typer.Option(help="A folder for pictures.")] = None,
@@ -102,7 +105,7 @@ def fit(
             preset=preset,
             max_steps=steps,
             max_seconds=seconds,
-            early_stopping=early_stopping,
+            early_stopping="auto" if early_stopping is None else early_stopping,
             checkpoint=None if checkpoint is None else str(checkpoint),
             random_state=seed,
             verbose=0 if as_json else 1,

@@ -34,7 +34,8 @@ from structured_dgp.training.settings import as_settings
 E = TypeVar("E", bound="DeepGPEstimator")
 
 FORMAT = 1
-PATIENCE = 10
+STOPPING_ROWS = 200
+"""From this many rows on, a tenth of them can say when to stop."""
 JOINT_ROWS = 5000
 """Rows that can be drawn jointly: each draw factorises a matrix of this size for every layer."""
 JOINT_DRAWS = 128
@@ -64,7 +65,7 @@ class DeepGPEstimator(BaseEstimator):
         precision: str = "mixed",
         max_steps: int | None = None,
         max_seconds: float | None = None,
-        early_stopping: bool = False,
+        early_stopping: bool | str = "auto",
         validation_fraction: float = 0.1,
         settings: dict[str, Any] | None = None,
         checkpoint: str | Path | None = None,
@@ -106,14 +107,23 @@ class DeepGPEstimator(BaseEstimator):
             )
         return (*self.width, n_outputs)
 
-    def _training_settings(self, seed: int) -> Settings:
+    def _training_settings(self, seed: int, n_rows: int) -> Settings:
         """The preset with all that was changed by name."""
-        changes: dict[str, Any] = {"seed": seed}
+        if self.early_stopping not in (True, False, "auto"):
+            raise InputError(f"early_stopping must be True, False or 'auto'; got {self.early_stopping!r}.")
+        preset = as_settings(self.preset)
+        stopping = as_settings("default")
+        can_stop = preset.holdout > 0.0 and n_rows >= STOPPING_ROWS
+        if can_stop if self.early_stopping == "auto" else self.early_stopping:
+            changes = {name: getattr(stopping, name) for name in ("patience", "min_steps", "refit")}
+            changes |= {"holdout": self.validation_fraction, "max_steps": max(stopping.max_steps, preset.max_steps)}
+        else:
+            plain = Settings()
+            changes = {name: getattr(plain, name) for name in ("patience", "min_steps", "refit", "holdout")}
+            changes["max_steps"] = plain.max_steps if preset.holdout else preset.max_steps
         given = {"optimizer": self.optimizer, "max_steps": self.max_steps, "max_seconds": self.max_seconds}
         changes |= {name: value for name, value in given.items() if value is not None}
-        if self.early_stopping:
-            changes |= {"holdout": self.validation_fraction, "patience": PATIENCE}
-        return as_settings(self.preset).changed(**{**changes, **(self.settings or {})})
+        return preset.changed(**{"seed": seed, **changes, **(self.settings or {})})
 
     @property
     def _start(self) -> str:
@@ -143,14 +153,14 @@ class DeepGPEstimator(BaseEstimator):
             model,
             self.x_scaling_.to_standard(x),
             y,
-            self._training_settings(seed),
+            self._training_settings(seed, len(x)),
             checkpoint=self.checkpoint,
             verbose=self.verbose,
         )
         self.model_ = trained.model
         self.n_steps_ = trained.best_step + (self.n_steps_ if goes_on else 0)
         self.history_ = trained.history
-        self.elbo_ = _final_elbo(trained.history)
+        self.elbo_ = _final_elbo(trained.history if trained.refit is None else trained.refit)
 
     def _warm_model(self, x: np.ndarray, y: np.ndarray) -> DeepGP:
         """The fitted model, in a larger coupling if that was asked for."""
@@ -290,7 +300,8 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
         precision: ``"mixed"``, ``"float64"`` or ``"float32"``.
         max_steps: training steps at most; None for the preset's.
         max_seconds: training ends after this time; None for no limit.
-        early_stopping: hold out ``validation_fraction`` of the rows, and stop when their score no longer improves.
+        early_stopping: hold out ``validation_fraction`` of the rows, find the number of steps at which their score is
+            best, and train on all rows for as many; ``"auto"``: with the default preset and at least 200 rows.
         validation_fraction: see there.
         settings: other training settings by name, as in ``{"learning_rate": 0.01}``.
         checkpoint: a folder; a fit that was interrupted goes on from what is there.

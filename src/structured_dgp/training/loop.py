@@ -6,7 +6,7 @@ import hashlib
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -53,6 +53,7 @@ class Trained:
         steps: how many steps were made.
         best_step: the step of ``model``.
         seconds: how long it took, compilation included.
+        refit: what happened in the second run, on all rows; None if there was none.
     """
 
     model: DeepGP
@@ -61,6 +62,7 @@ class Trained:
     steps: int
     best_step: int
     seconds: float
+    refit: History | None = None
 
 
 @wide_scope
@@ -68,7 +70,7 @@ def train(
     model: DeepGP,
     x: Any,
     y: Any,
-    settings: str | Settings = "default",
+    settings: str | Settings = Settings(),  # noqa: B008 - immutable
     *,
     checkpoint: str | Path | None = None,
     checkpoint_steps: int | None = None,
@@ -84,7 +86,7 @@ def train(
         model: where to start; a trained one goes on from where it is.
         x: inputs (n, D).
         y: targets (n, P); (n,) for a single output.
-        settings: ``"default"``, ``"paper"`` or a :class:`Settings`; single values can be changed by name.
+        settings: a :class:`Settings`, or the preset ``"default"`` or ``"paper"``; single values can be changed by name.
         checkpoint: a folder for checkpoints. If it holds one of this very run, the run goes on from there.
         checkpoint_steps: write one every so many steps,
         checkpoint_seconds: or after so many seconds, and at the end.
@@ -102,14 +104,16 @@ def train(
         run.resume(checkpoint)
     saver = _Saver(checkpoint, checkpoint_steps, checkpoint_seconds)
     trained = run.go(saver, _Log(log, run.history), callback, verbose)
-    if settings.refit and trained.reason in ("patience", "plateau"):
-        again = settings.changed(
-            holdout=0.0, patience=None, plateau=None, refit=False, max_steps=max(1, trained.best_step)
-        )
-        full = _Run(model, x, y, again).go(_Saver(None, None, None), _Log(None, History()), callback, verbose)
-        seconds = trained.seconds + full.seconds
-        return Trained(full.model, trained.history, trained.reason, trained.steps, trained.best_step, seconds)
-    return trained
+    if not settings.refit or not len(run.x_score) or trained.reason in ("max_seconds", "callback"):
+        return trained
+    again = settings.changed(holdout=0.0, patience=None, plateau=None, refit=False, max_steps=max(1, trained.best_step))
+    folder = None if checkpoint is None else Path(checkpoint) / "refit"
+    rerun = _Run(model, x, y, again)
+    if folder is not None:
+        rerun.resume(folder)
+    saver = _Saver(folder, checkpoint_steps, checkpoint_seconds)
+    full = rerun.go(saver, _Log(None, History()), callback, verbose)
+    return replace(trained, model=full.model, refit=full.history, seconds=trained.seconds + full.seconds)
 
 
 def _checked_data(model: DeepGP, x: Any, y: Any) -> tuple[Float[np.ndarray, "n D"], Float[np.ndarray, "n P"]]:
@@ -172,7 +176,9 @@ class _Run:
         began = time.perf_counter()
         settings = self.settings
         rate, pending = 0.0, _Mean()
-        reason: Reason | None = "max_steps" if self.step >= settings.max_steps else None
+        # A resumed run may already be at its end.
+        reason = self._reason(out_of_time=False, wants_end=False) if len(self.history) or self.step else None
+        reason = "max_steps" if self.step >= settings.max_steps else reason
         try:
             with Display(verbose, settings.max_steps) as display:
                 while reason is None:

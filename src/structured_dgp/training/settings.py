@@ -19,7 +19,7 @@ from structured_dgp.training.natural import check_radius, natural_gradient
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train.
+    """How to train. The preset ``"default"`` also finds out how long, from hold-out rows.
 
     Attributes:
         optimizer: ``"natural"`` (natural gradients on the posterior, Adam on the rest) or ``"adam"`` on everything.
@@ -42,7 +42,8 @@ class Settings:
         score_every: steps between hold-out scores.
         score_draws: draws of the hold-out prediction.
         min_steps: no early end before this step.
-        refit: after an early end, train again from the start on all rows for the number of steps that was best.
+        refit: after a run with hold-out rows, train again from the start on all rows for the number of steps that was
+            best; not after a run that was out of time or ended by a callback.
         max_failures: the run ends with an error after this many failed steps in a row.
         seed: of minibatches, noise and hold-out rows.
     """
@@ -58,7 +59,7 @@ class Settings:
     staircase: bool = False
     clip: float | None = None
     surge: float | None = 1.5
-    max_steps: int = 750
+    max_steps: int = 800
     max_seconds: float | None = None
     patience: int | None = None
     plateau: float | None = None
@@ -166,7 +167,7 @@ def _labels(parameters: DeepGP) -> Any:
 
 
 PRESETS: dict[str, Settings] = {
-    "default": Settings(),
+    "default": Settings(max_steps=1500, min_steps=300, holdout=0.1, patience=8, refit=True),
     "paper": Settings(
         optimizer="adam",
         learning_rate=0.005,
