@@ -208,7 +208,7 @@ def plot(
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("demo-output"),
-    steps: Annotated[int | None, typer.Option(help="Training steps of each model. [default: the preset's]")] = None,
+    steps: Annotated[int, typer.Option(help="Training steps of each model.")] = 600,
     inducing: Annotated[int, typer.Option(help="Inducing points of each layer.")] = 64,
 ) -> None:
     """Fit a sparse GP, a mean-field and a structured deep GP to embedded data, and write a page that compares them."""

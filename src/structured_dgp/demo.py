@@ -28,7 +28,9 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 """Name: what distinguishes the estimator."""
 COLORS = {"SGP": "C7", "MF": "C1", "STAR": "C0"}
-DATA = "energy"
+DATA = "concrete"
+UNIT = "MPa"
+STEPS = 600
 DIRECTIONS = 3
 """Random directions of the extrapolation."""
 COLUMNS = {
@@ -79,7 +81,7 @@ def extrapolation_split(table: Table, seed: int) -> Split:
 def fit(table: Table, split: Split, method: str, **options: Any) -> Result:
     """Fit a method and test it."""
     began = time.perf_counter()
-    estimator = DeepGPRegressor(**METHODS[method], random_state=0, **options)
+    estimator = DeepGPRegressor(**METHODS[method], early_stopping=False, random_state=0, **options)
     estimator.fit(table.x[split.train], table.y[split.train, 0])
     seconds = time.perf_counter() - began
     y = table.y[split.test, 0]
@@ -87,7 +89,7 @@ def fit(table: Table, split: Split, method: str, **options: Any) -> Result:
     return Result(method, split, prediction, prediction.log_prob(y), scores(prediction, y), seconds, estimator)
 
 
-def run(folder: Path, n_inducing: int = 64, max_steps: int | None = None) -> Path:
+def run(folder: Path, n_inducing: int = 64, n_steps: int = STEPS) -> Path:
     """The whole demonstration; returns the path of its page."""
     folder.mkdir(parents=True, exist_ok=True)
     table = load_embedded(DATA)
@@ -104,15 +106,15 @@ def run(folder: Path, n_inducing: int = 64, max_steps: int | None = None) -> Pat
             for method in METHODS:
                 for split in splits:
                     progress.update(bar, description=f"{method}, {name}")
-                    results[name].append(fit(table, split, method, n_inducing=n_inducing, max_steps=max_steps))
+                    results[name].append(fit(table, split, method, n_inducing=n_inducing, max_steps=n_steps))
                     progress.advance(bar)
     page = folder / "index.html"
-    page.write_text(write_page(table, results, n_inducing).render(), encoding="utf-8")
+    page.write_text(write_page(table, results, n_inducing, n_steps).render(), encoding="utf-8")
     for name, found in results.items():
         for method in METHODS:
             mean = _mean_scores(found, method)
             text = "   ".join(f"{heading} {form.format(mean[key])}" for key, (heading, form, _) in COLUMNS.items())
-            console.print(f"{name}  {method:5s} {text}", highlight=False)
+            console.print(f"{name}  {method:5s} {text}", highlight=False, soft_wrap=True)
     return page
 
 
@@ -146,38 +148,38 @@ def win_rates(results: list[Result], method: str, against: str) -> Float[np.ndar
     return np.array([np.mean(a > b) for a, b in zip(first, second, strict=True)])
 
 
-def write_page(table: Table, results: dict[str, list[Result]], n_inducing: int) -> Page:
+def write_page(table: Table, results: dict[str, list[Result]], n_inducing: int, n_steps: int) -> Page:
     """The page, from the results alone: what it says follows the numbers."""
     page = Page("Deep Gaussian processes that know what they do not know")
     page.paragraph(
-        "Three models learn the heating load of buildings from eight properties of their shape: a sparse Gaussian "
-        "process (SGP), a deep one with the usual mean-field posterior (MF), which forgets how its layers depend on "
-        "each other, and a deep one whose posterior keeps the correlations between layers (STAR)."
+        "Three models learn the strength of concrete from its recipe and its age: a sparse Gaussian process (SGP), a "
+        "deep one with the usual mean-field posterior (MF), which forgets how its layers depend on each other, and a "
+        "deep one whose posterior keeps the correlations between layers (STAR)."
     )
     page.heading("Near the training data")
     page.paragraph(
-        "Nine tenths of the buildings, at random, to learn from; the others to test. Log-likelihood: larger is better, "
-        "it rewards being right and being honest about the error. 90 % intervals should hold 90 % of the buildings."
+        "Nine tenths of the samples, at random, to learn from; the others to test. Log-likelihood: larger is better, "
+        "it rewards being right and being honest about the error. 90 % intervals should hold 90 % of the samples."
     )
     _table(page, results["near"])
     page.heading("Away from the training data")
     page.paragraph(
-        "Now the models learn from one half of the space of buildings and are tested on the other half, beyond a cut "
+        "Now the models learn from one half of the space of recipes and are tested on the other half, beyond a cut "
         f"across a random direction. Means over {DIRECTIONS} directions; they differ a lot in how hard they are."
     )
     away = results["away"]
     _table(page, away)
     wins = win_rates(away, "STAR", "MF")
     page.paragraph(
-        "Building by building: STAR gives the true heating load a larger density than MF for "
-        f"{', '.join(f'{rate:.0%}' for rate in wins)} of the test buildings in the {len(wins)} directions"
+        "Sample by sample: STAR gives the true strength a larger density than MF for "
+        f"{', '.join(f'{rate:.0%}' for rate in wins)} of the test samples in the {len(wins)} directions"
         f" ({wins.mean():.0%} on average; 50 % would be a draw)."
     )
     page.picture(
         _calibration_picture(table, away),
-        "Left: how many test buildings lie inside intervals of each nominal level, all directions together; the "
+        "Left: how many test samples lie inside intervals of each nominal level, all directions together; the "
         "dashed line is right, below it intervals are too narrow. Right: predicted standard deviation over the "
-        "distance to the nearest training building (running median).",
+        "distance to the nearest training sample (running median).",
     )
     page.picture(
         _error_picture(table, away),
@@ -191,9 +193,9 @@ def write_page(table: Table, results: dict[str, list[Result]], n_inducing: int) 
     )
     page.picture(_covariance_picture(results["near"]), "Colours are logarithmic; lines separate the layers.")
     page.footer(
-        f"Energy efficiency data (Tsanas and Xifara, UCI, CC BY 4.0), {len(table.x)} buildings. {n_inducing} inducing "
-        "points for each layer, three layers with five latent GPs in each hidden one, default settings, one seed. "
-        "Made by sdgp demo."
+        f"Concrete compressive strength data (Yeh, UCI, CC BY 4.0), {len(table.x)} samples. {n_inducing} inducing "
+        f"points for each layer, three layers with five latent GPs in each hidden one, {n_steps} training steps, one "
+        "seed. Made by sdgp demo."
     )
     return page
 
@@ -212,7 +214,7 @@ def _calibration_picture(table: Table, results: list[Result]) -> Figure:
         right.plot(*plots.running_median(np.concatenate(distance), np.concatenate(spread)), color=color, label=method)
     left.plot([0, 1], [0, 1], color="0.4", linestyle="--", linewidth=1)
     left.set(xlabel="nominal level", ylabel="fraction inside", xlim=(0, 1), ylim=(0, 1))
-    right.set(xlabel="distance to the training data (standardised)", ylabel="predicted standard deviation (kWh/m²)")
+    right.set(xlabel="distance to the training data (standardised)", ylabel=f"predicted standard deviation ({UNIT})")
     for axis in (left, right):
         axis.legend(frameon=False)
     return figure
@@ -227,8 +229,8 @@ def _error_picture(table: Table, results: list[Result]) -> Figure:
         axis.scatter(std, error, s=6, alpha=0.3, linewidths=0, color=COLORS[method])
         axis.axline((0.0, 0.0), slope=1.645, color="black", linewidth=1)
         below = np.mean(error <= 1.645 * std)
-        axis.set(title=f"{method}: {below:.0%} below", xlabel="predicted standard deviation (kWh/m²)")
-    axes[0].set_ylabel("absolute error (kWh/m²)")
+        axis.set(title=f"{method}: {below:.0%} below", xlabel=f"predicted standard deviation ({UNIT})")
+    axes[0].set_ylabel(f"absolute error ({UNIT})")
     return figure
 
 

@@ -25,11 +25,13 @@ p, li { max-width: 46rem; }
 .soft, figcaption, footer { color: var(--soft); font-size: .92rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
-th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: bottom; }
+td { white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 td.best { color: var(--best); font-weight: 600; }
 figure { margin: 1.2rem 0; }
-figure img { display: block; width: 100%; height: auto; border-radius: 6px; background: #fff; }
+figure .scroll img { display: block; width: 100%; min-width: 40rem; height: auto; background: #fff; }
+@media (max-width: 40rem) { th, td { padding: .35rem .45rem; font-size: .9rem; } }
 figcaption { margin-top: .4rem; max-width: 46rem; }
 code { font-size: .92em; }
 footer { margin-top: 3rem; border-top: 1px solid var(--line); padding-top: .8rem; }
@@ -71,7 +73,8 @@ class Page:
         data = base64.b64encode(buffer.getvalue()).decode()
         text = html.escape(caption)
         self.parts.append(
-            f'<figure><img alt="{text}" src="data:image/png;base64,{data}"><figcaption>{text}</figcaption></figure>'
+            f'<figure><div class="scroll"><img alt="{text}" src="data:image/png;base64,{data}"></div>'
+            f"<figcaption>{text}</figcaption></figure>"
         )
 
     def footer(self, text: str) -> None:
