@@ -85,7 +85,7 @@ def test_bands_hold_the_central_quantiles_in_the_order_of_x() -> None:
     band = axes.collections[1].get_paths()[0].vertices
     lower = PREDICTION.quantile(0.05)
     assert np.isin(lower, band[:, 1]).all()
-    with pytest.raises(InputError, match="one input and one output"):
+    with pytest.raises(InputError, match="one input column and one output"):
         plot_prediction(x, Mixture(Normal(np.zeros((1, 300, 2)), np.ones((1, 300, 2)))))
 
 
