@@ -22,9 +22,8 @@ class SurgeState(NamedTuple):
 def clip_surges(factor: float) -> optax.GradientTransformation:
     """An Optax transformation: no gradient is longer than ``factor`` times the root mean square of those before it.
 
-    One sample far out in the tail can give a gradient a hundred times longer than usual. Adam would remember it for
-    many steps, in its mean long before in its scale, and carry every parameter away. The bound moves with the
-    gradients, by up to ``factor`` in a few dozen steps, so that it needs no units.
+    Adam takes a single long gradient into its mean at once and into its scale slowly, so that its next steps are long.
+    The bound moves with the gradients, by up to ``factor`` in a few dozen steps, so that it needs no units.
     """
 
     def init(params: Any) -> SurgeState:
