@@ -18,7 +18,7 @@ demo: .venv/run.stamp  ## fit and compare on embedded data, write a report page
 	@$(BIN)/sdgp demo
 
 test: .venv/dev.stamp  ## run the tests
-	@$(BIN)/pytest -n 2 --dist worksteal -q tests
+	@$(BIN)/pytest -n 2 --dist worksteal -q --durations=25 tests
 
 test-oracles: .venv/oracles.stamp  ## compare with GPyTorch (installs torch); a skipped test fails
 	@$(BIN)/pytest -q tests/oracles

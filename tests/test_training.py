@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,44 @@ def test_refit_also_follows_a_run_that_reached_its_last_step() -> None:
     assert ended.refit is not None
     assert ended.refit.records[-1].step == ended.best_step
     assert_same(ended.model, train(small_model(), X, Y, max_steps=ended.best_step, **options).model)
+
+
+def test_refit_is_the_same_compiled_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    original = training_loop.compile_steps
+
+    def recording(*arguments: Any, **options: Any) -> Any:
+        made.append(original(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(training_loop, "compile_steps", recording)
+    train(small_model(), X, Y, max_steps=10, holdout=0.2, refit=True, batch_size=8, score_every=5, n_samples=3)
+    first, second = made
+    assert first.compiled is second.compiled
+    assert first.compiled._cache_size() == 1
+    assert (first.n_data, second.n_data) == (len(X) - round(0.2 * len(X)), len(X))
+
+
+@pytest.mark.parametrize(("spent", "n_runs"), [(0.6, 1), (0.3, 2)])
+def test_a_refit_without_enough_time_leaves_the_first_model(
+    spent: float, n_runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not begun if it would take too long, and given up if it does take too long."""
+    options: dict[str, Any] = {"max_steps": 20, "holdout": 0.2, "score_every": 10, "n_samples": 2}
+    alone = train(noisy_model(), X, Y, **options)
+    assert alone.best_step == 20
+    original, runs = training_loop._Run.go, []
+
+    def late(run: Any, *arguments: Any) -> Any:
+        run.before = 1e6 if runs else 0.0
+        runs.append(run)
+        return replace(original(run, *arguments), seconds=spent * 1e6)
+
+    monkeypatch.setattr(training_loop._Run, "go", late)
+    ended = train(noisy_model(), X, Y, max_seconds=1e6, refit=True, **options)
+    assert len(runs) == n_runs
+    assert ended.refit is None
+    assert_same(ended.model, alone.model)
 
 
 def noisy_model() -> DeepGP:

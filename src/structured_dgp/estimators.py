@@ -41,6 +41,41 @@ JOINT_ROWS = 5000
 JOINT_DRAWS = 128
 
 
+def layer_widths(n_layers: int, width: int | Sequence[int], n_outputs: int) -> tuple[int, ...]:
+    """The widths of all layers, from one number for the hidden ones or one for each."""
+    if n_layers < 1:
+        raise InputError(f"n_layers must be at least 1; got {n_layers}.")
+    if isinstance(width, int | np.integer):
+        return (int(width),) * (n_layers - 1) + (n_outputs,)
+    if len(width) != n_layers - 1:
+        raise InputError(
+            f"width has {len(width)} entries, but with n_layers={n_layers} there are {n_layers - 1} hidden layers: "
+            "give one width for each, or one number for all."
+        )
+    return (*width, n_outputs)
+
+
+class DistributionMixin:
+    """What follows for a regressor from ``predict_dist``."""
+
+    def predict_dist(self, X: Any) -> Mixture:
+        """The distribution of y at each row: mean, var, quantile, log_prob, cdf, crps, interval, sample."""
+        raise NotImplementedError
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The mean of y, and its standard deviation if asked for."""
+        prediction = self.predict_dist(X)
+        return (prediction.mean, prediction.std) if return_std else prediction.mean
+
+    def predict_quantiles(self, X: Any, quantiles: Any = (0.05, 0.5, 0.95)) -> Float[np.ndarray, "..."]:
+        """Quantiles of y, one after the other in the last axis: (n, Q), or (n, P, Q) for several targets."""
+        return np.moveaxis(self.predict_dist(X).quantile(np.atleast_1d(quantiles)), 0, -1)
+
+    def log_density(self, X: Any, y: Any) -> Float[np.ndarray, "..."]:
+        """Log density of y at each row, in its own units; of the shape of y."""
+        return self.predict_dist(X).log_prob(np.asarray(y, np.float64))
+
+
 class DeepGPEstimator(BaseEstimator):
     """What the regressor and the classifier share; see them for the parameters."""
 
@@ -94,19 +129,6 @@ class DeepGPEstimator(BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    def _widths(self, n_outputs: int) -> tuple[int, ...]:
-        """The widths of all layers."""
-        if self.n_layers < 1:
-            raise InputError(f"n_layers must be at least 1; got {self.n_layers}.")
-        if isinstance(self.width, int | np.integer):
-            return (int(self.width),) * (self.n_layers - 1) + (n_outputs,)
-        if len(self.width) != self.n_layers - 1:
-            raise InputError(
-                f"width has {len(self.width)} entries, but with n_layers={self.n_layers} there are "
-                f"{self.n_layers - 1} hidden layers: give one width for each, or one number for all."
-            )
-        return (*self.width, n_outputs)
-
     def _training_settings(self, seed: int, n_rows: int) -> Settings:
         """The preset with all that was changed by name."""
         if self.early_stopping not in (True, False, "auto"):
@@ -138,17 +160,7 @@ class DeepGPEstimator(BaseEstimator):
         else:
             self.x_scaling_ = Scaling.of(x)
             refuse_overflow(self.x_scaling_, "X")
-            model = initial_model(
-                self.x_scaling_.to_standard(x),
-                self.coupling,
-                self._widths(y.shape[1]),
-                self.n_inducing,
-                start=self._start,
-                kernel=self.kernel,
-                likelihood=likelihood,
-                precision=self.precision,
-                seed=seed,
-            )
+            model = self._initial_model(x, y, likelihood, seed)
         trained = train(
             model,
             self.x_scaling_.to_standard(x),
@@ -162,14 +174,28 @@ class DeepGPEstimator(BaseEstimator):
         self.history_ = trained.history
         self.elbo_ = _final_elbo(trained.history if trained.refit is None else trained.refit)
 
+    def _initial_model(self, x: np.ndarray, y: np.ndarray, likelihood: Likelihood, seed: int) -> DeepGP:
+        """Where training starts."""
+        return initial_model(
+            self.x_scaling_.to_standard(x),
+            self.coupling,
+            layer_widths(self.n_layers, self.width, y.shape[1]),
+            self.n_inducing,
+            start=self._start,
+            kernel=self.kernel,
+            likelihood=likelihood,
+            precision=self.precision,
+            seed=seed,
+        )
+
     def _warm_model(self, x: np.ndarray, y: np.ndarray) -> DeepGP:
         """The fitted model, in a larger coupling if that was asked for."""
-        model = self.model_
-        if model.widths != self._widths(y.shape[1]) or model.layers[0].inducing.shape[1] != x.shape[1]:
+        model, widths = self.model_, layer_widths(self.n_layers, self.width, y.shape[1])
+        n_inputs = model.layers[0].inducing.shape[1]
+        if model.widths != widths or n_inputs != x.shape[1]:
             raise InputError(
-                f"warm_start needs the same layers as before: the model has {model.layers[0].inducing.shape[1]} inputs "
-                f"and widths {model.widths}, but now these would be {x.shape[1]} and {self._widths(y.shape[1])}. "
-                "Use warm_start=False."
+                f"warm_start needs the same layers as before: the model has {n_inputs} inputs and widths "
+                f"{model.widths}, but now these would be {x.shape[1]} and {widths}. Use warm_start=False."
             )
         return model.with_coupling(self.coupling)
 
@@ -280,7 +306,7 @@ class DeepGPEstimator(BaseEstimator):
             setattr(self, name, _from_plain(facts["own"][name]))
 
 
-class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
+class DeepGPRegressor(DistributionMixin, RegressorMixin, DeepGPEstimator):
     """A deep Gaussian process for regression, with one or several targets.
 
     Inputs and targets are standardised inside; everything that comes out is in the units of the data.
@@ -364,20 +390,10 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
         """
         if return_std and return_cov:
             raise InputError("ask for return_std or for return_cov, not for both: the covariance holds the variances.")
-        prediction = self.predict_dist(X)
-        if return_std:
-            return prediction.mean, prediction.std
         if return_cov:
+            prediction = self.predict_dist(X)
             return prediction.mean, self._covariance(X, prediction)
-        return prediction.mean
-
-    def predict_quantiles(self, X: Any, quantiles: Any = (0.05, 0.5, 0.95)) -> Float[np.ndarray, "..."]:
-        """Quantiles of y, one after the other in the last axis: (n, Q), or (n, P, Q) for several targets."""
-        return np.moveaxis(self.predict_dist(X).quantile(np.atleast_1d(quantiles)), 0, -1)
-
-    def log_density(self, X: Any, y: Any) -> Float[np.ndarray, "..."]:
-        """Log density of y at each row, in its own units; of the shape of y."""
-        return self.predict_dist(X).log_prob(np.asarray(y, np.float64))
+        return super().predict(X, return_std)
 
     @wide_scope
     def sample_y(

@@ -14,6 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
 from structured_dgp.couplings import Coupling, check_widths
+from structured_dgp.dense import Chain, DensePosterior
 from structured_dgp.exceptions import InputError
 from structured_dgp.kernels import (
     RBF,
@@ -29,7 +30,7 @@ from structured_dgp.likelihoods import Gaussian, Likelihood
 from structured_dgp.means import linear_mean
 from structured_dgp.model import DeepGP
 from structured_dgp.parameters import Fixed
-from structured_dgp.posterior import Posterior
+from structured_dgp.posterior import AbstractPosterior, Posterior
 from structured_dgp.propagation import Layer
 from structured_dgp.validation import as_matrix
 
@@ -128,7 +129,8 @@ def initial_model(
 
     Args:
         x: training inputs (n, D), each column with mean 0 and variance 1 (or constant).
-        coupling: ``"mf"``, ``"stripes"``, ``"arrow"``, ``"star"``, ``"fc"`` or a ``Coupling``.
+        coupling: ``"mf"``, ``"stripes"``, ``"arrow"``, ``"star"``, ``"fc"`` or a ``Coupling``; ``"chain"`` for a
+            posterior whose precision couples neighbouring layers, which is dense and slow.
         widths: latent GPs of each layer, the output layer last.
         n_inducing: inducing points of each layer; never more than there are different rows.
         start: ``"default"``, ``"paper"`` (the paper's initial values), or a :class:`Start`.
@@ -151,7 +153,11 @@ def initial_model(
         layers.append(Layer(make_kernel(h.shape[1], is_output), Z, W))
         if W is not None:
             h, Z = h @ W, Z @ W
-    posterior = Posterior.initial(coupling, widths, len(Z), hidden_scale=start.hidden_scale)
+    posterior: AbstractPosterior
+    if coupling == "chain":
+        posterior = DensePosterior(Chain.initial(widths, len(Z), start.hidden_scale), widths)
+    else:
+        posterior = Posterior.initial(coupling, widths, len(Z), hidden_scale=start.hidden_scale)
     if likelihood is None:
         likelihood = Gaussian(np.full(widths[-1], start.noise))
     return DeepGP(layers, posterior, likelihood, jitter, precision)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -14,13 +14,23 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from structured_dgp.couplings import Coupling
 from structured_dgp.exceptions import CholeskyError, CouplingError, InputError, NumericalError
 from structured_dgp.likelihoods import Likelihood
-from structured_dgp.linalg import JITTER, jittered_cholesky, jittered_factors
+from structured_dgp.linalg import JITTER, jittered_factors
 from structured_dgp.noise import low_discrepancy_noise
 from structured_dgp.parameters import cast
 from structured_dgp.posterior import AbstractPosterior, Posterior
 from structured_dgp.precision import Precision, as_precision, wide_scope
 from structured_dgp.prediction import Mixture
-from structured_dgp.propagation import Layer, Outputs, PreparedLayer, prepare, propagate
+from structured_dgp.propagation import (
+    Layer,
+    Outputs,
+    PreparedLayer,
+    functions_given,
+    layer_function,
+    prepare,
+    propagate,
+    propagate_given,
+    whiteners,
+)
 from structured_dgp.tiles import split_rows, tile_sum, to_tiles
 from structured_dgp.validation import as_matrix, is_traced
 
@@ -141,16 +151,7 @@ class DeepGP(eqx.Module):
         """
         x = as_matrix(x, "x", self.layers[0].inducing.shape[1])
         eps = self.prediction_noise(n_draws, seed)
-        size = min(PREDICTION_ROWS, 1 << (x.shape[0] - 1).bit_length())  # few different sizes: few compilations
-        means: list[np.ndarray] = []
-        covs: list[np.ndarray] = []
-        for start in range(0, x.shape[0], size):
-            rows = x[start : start + size]
-            padded = np.concatenate([rows, np.broadcast_to(rows[:1], (size - len(rows), x.shape[1]))])
-            moments = _predict(self, jnp.asarray(padded, self.dtype), eps)
-            for parts, moment in zip((means, covs), moments, strict=True):
-                parts.append(np.asarray(moment[:, : len(rows)], np.float64))
-        mean, cov = self._checked((np.concatenate(means, axis=1), np.concatenate(covs, axis=1)))
+        mean, cov = self._checked(moments_by_rows(lambda rows: _predict(self, jnp.asarray(rows, self.dtype), eps), x))
         return self.likelihood.predictive(mean, cov)
 
     @wide_scope
@@ -322,6 +323,21 @@ def _prepared(model: DeepGP) -> tuple[PreparedLayer, ...]:
     return prepare(model.layers, model.posterior, model.jitter, model.precision)
 
 
+def moments_by_rows(
+    function: Callable[[np.ndarray], tuple[Array, Array]], x: Float[np.ndarray, "n D"]
+) -> tuple[Float[np.ndarray, "R n P"], Float[np.ndarray, "R n P P"]]:
+    """Means (R, n, P) and covariances (R, n, P, P) from a compiled function, a limited number of rows at a time."""
+    size = min(PREDICTION_ROWS, 1 << (x.shape[0] - 1).bit_length())  # few different sizes: few compilations
+    means: list[np.ndarray] = []
+    covs: list[np.ndarray] = []
+    for start in range(0, x.shape[0], size):
+        rows = x[start : start + size]
+        padded = np.concatenate([rows, np.broadcast_to(rows[:1], (size - len(rows), x.shape[1]))])
+        for parts, moment in zip((means, covs), function(padded), strict=True):
+            parts.append(np.asarray(moment[:, : len(rows)], np.float64))
+    return np.concatenate(means, axis=1), np.concatenate(covs, axis=1)
+
+
 def samples_first(out: Outputs) -> Outputs:
     """The same outputs with the sample axis first."""
     return jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), out)
@@ -371,6 +387,18 @@ def data_term(
     )
 
 
+def sampled_data_term(
+    model: DeepGP, x: Float[Array, "n D"], y: Float[Array, "n P"], key: PRNGKeyArray, n_samples: int
+) -> Float[Array, ""]:
+    """The same as ``data_term`` in expectation, with R draws of the inducing outputs that all points share."""
+    v_key, eps_key = jax.random.split(key)
+    v = model.posterior.sample(v_key, n_samples)
+    eps = jax.random.normal(eps_key, (n_samples, x.shape[0], model.n_hidden), x.dtype)
+    whitening = whiteners(model.layers, model.jitter, model.precision)
+    out = propagate_given(model.layers, whitening, model.posterior.structure, x, v, eps)
+    return jnp.sum(model.likelihood.expected_log_prob(y, out.mean, out.cov)) / n_samples
+
+
 @eqx.filter_jit
 def _predict(
     model: DeepGP, x: Float[Array, "n D"], eps: Float[Array, "R T_hidden"]
@@ -387,35 +415,14 @@ def _predict(
     return jnp.swapaxes(mean, 0, 1), jnp.swapaxes(cov, 0, 1)
 
 
-def _layer_function(
-    layer: PreparedLayer, v: Float[Array, "T M"], h: Float[Array, "n D"], noise: Float[Array, "n T"], jitter: float
-) -> Float[Array, "n T"]:
-    """f = A v + chol(K_xx - A Aᵀ) ε, the prior conditional given the inducing outputs, jointly over rows."""
-    A = layer.layer.kernel.cross(h, layer.layer.inducing) @ layer.whitener.T
-    L, _ = jittered_cholesky(layer.layer.kernel.gram(h) - A @ A.T, jitter)
-    f = A @ v.T + L @ noise
-    return f if layer.layer.mean is None else f + h @ layer.layer.mean.value
-
-
 @eqx.filter_jit
 def _sample_functions(
     model: DeepGP, x: Float[Array, "n D"], key: PRNGKeyArray, n_samples: int
 ) -> list[Float[Array, "S n _"]]:
-    posterior_key, *layer_keys = jax.random.split(key, 1 + len(model.layers))
+    posterior_key, layers_key = jax.random.split(key)
     v = model.posterior.sample(posterior_key, n_samples)
-    prepared, structure = _prepared(model), model.posterior.structure
-    h = jnp.broadcast_to(x, (n_samples, *x.shape))
-    results = []
-    for layer, gps, layer_key in zip(prepared, structure.layers, layer_keys, strict=True):
-        noise = jax.random.normal(layer_key, (n_samples, x.shape[0], len(gps)), x.dtype)
-        weights = v[:, gps.start : gps.stop]
-
-        def one(args: tuple[Array, Array, Array], layer: PreparedLayer = layer) -> Array:
-            return _layer_function(layer, *args, model.jitter)
-
-        h = jax.lax.map(one, (weights, h, noise))
-        results.append(h)
-    return results
+    whitening = whiteners(model.layers, model.jitter, model.precision)
+    return functions_given(model.layers, whitening, model.posterior.structure, x, v, layers_key, model.jitter)
 
 
 @eqx.filter_jit
@@ -438,7 +445,7 @@ def _joint_moments(
         h = x
         for layer, gps, layer_key in zip(below, structure.layers, layer_keys, strict=False):
             noise = jax.random.normal(layer_key, (x.shape[0], len(gps)), x.dtype)
-            h = _layer_function(layer, v[gps.start : gps.stop], h, noise, model.jitter)
+            h = layer_function(layer.layer, layer.whitener, v[gps.start : gps.stop], h, noise, model.jitter)
         A = last.layer.kernel.cross(h, last.layer.inducing) @ last.whitener.T
         f = A @ (mean[hidden:] + output[:, :, : hidden * M] @ z).T
         f = f if last.layer.mean is None else f + h @ last.layer.mean.value

@@ -32,11 +32,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from structured_dgp.couplings import Pair, Structure
 from structured_dgp.kernels import Kernel
-from structured_dgp.linalg import whitener
+from structured_dgp.linalg import jittered_cholesky, whitener
 from structured_dgp.parameters import Constant, cast
 from structured_dgp.posterior import AbstractPosterior
 from structured_dgp.precision import Precision, as_array
@@ -110,7 +110,7 @@ def prepare(
     """The part of propagation that depends on parameters alone."""
     structure, M = posterior.structure, posterior.n_inducing
     mean, rows = posterior.moments()
-    whiteners = _whiteners(layers, jitter, precision)
+    whitening = whiteners(layers, jitter, precision)
     eye = jnp.eye(M, dtype=mean.dtype)
 
     def block(i: int, j: int) -> Float[Array, "M M"]:
@@ -124,7 +124,7 @@ def prepare(
         prepared.append(
             PreparedLayer(
                 layer=layer,
-                whitener=whiteners[lower],
+                whitener=whitening[lower],
                 mean_weights=mean[gps.start : gps.stop].T,
                 excess=jnp.concatenate([block(j, j) - eye for j in gps], axis=1),
                 cross={
@@ -137,7 +137,7 @@ def prepare(
     return tuple(prepared)
 
 
-def _whiteners(layers: tuple[Layer, ...], jitter: float, precision: Precision) -> Float[Array, "L M M"]:
+def whiteners(layers: tuple[Layer, ...], jitter: float, precision: Precision) -> Float[Array, "L M M"]:
     """W of each layer's kernel matrix; in mixed precision factorised in float64 and rounded afterwards."""
     dtype = layers[0].inducing.dtype
     if precision == "mixed":
@@ -164,13 +164,13 @@ def propagate(
     factor = jnp.zeros((0, 0, n_points, 1), x.dtype)
     for level, layer in enumerate(prepared):
         gps = structure.layers[level]
-        A = _features(layer, h)
+        A = _features(layer.layer, layer.whitener, h)
         mean = _over_rows(matmul, A, layer.mean_weights)
         shift = 0.0 if layer.layer.mean is None else h @ layer.layer.mean.value
         for upper, cross in layer.cross.items():
             products[level, upper] = _over_rows(matmul, A, cross).reshape(*A.shape[:2], -1, A.shape[-1])
         prior = layer.layer.kernel.diagonal(h.reshape(-1, h.shape[-1])).reshape(h.shape[:2])
-        floor = jax.lax.stop_gradient(jnp.maximum(ROUNDING[str(prior.dtype)] * prior, 1e-12))
+        floor = variance_floor(prior)
         variance = prior + gps_first(_over_rows(quadratic_forms, A, layer.excess))
         earlier = _earlier_columns(structure, level, A, products, factor)
         conditional_mean = mean + shift
@@ -198,15 +198,87 @@ def propagate(
     raise AssertionError("a model has at least one layer")
 
 
+def propagate_given(
+    layers: tuple[Layer, ...],
+    whitening: Float[Array, "L M M"],
+    structure: Structure,
+    x: Float[Array, "n D"],
+    v: Float[Array, "S T M"],
+    eps: Float[Array, "S n T_hidden"],
+) -> Outputs:
+    """Data points through the layers for S given draws ``v`` of all inducing outputs; samples are the first axis.
+
+    Given v, the GPs are independent, and each point has f = A v + √(k(x, x) - |A|²) ε.
+    """
+    h = x[None]
+    hidden: list[Array] = []
+    for gps, layer, W in zip(structure.layers, layers, whitening, strict=True):
+        A = _features(layer, W, h)
+        mean = A @ jnp.swapaxes(v[:, gps.start : gps.stop], 1, 2)
+        if layer.mean is not None:
+            mean = mean + h @ layer.mean.value
+        prior = layer.kernel.diagonal(h.reshape(-1, h.shape[-1])).reshape(h.shape[:2])
+        variance = jnp.maximum(prior - jnp.sum(A * A, -1), variance_floor(prior))[..., None]
+        if gps.stop == len(structure.gps):
+            cov = variance[..., None] * jnp.eye(len(gps), dtype=x.dtype)
+            return Outputs(hidden, mean, jnp.broadcast_to(cov, (*mean.shape, len(gps))))
+        h = mean + jnp.sqrt(variance) * eps[..., gps.start : gps.stop]
+        hidden.append(h)
+    raise AssertionError("a model has at least one layer")
+
+
+def layer_function(
+    layer: Layer,
+    whitener: Float[Array, "M M"],
+    v: Float[Array, "T M"],
+    h: Float[Array, "n D"],
+    noise: Float[Array, "n T"],
+    jitter: float,
+) -> Float[Array, "n T"]:
+    """f = A v + chol(K_xx - A Aᵀ) ε, the prior conditional given the inducing outputs, jointly over rows."""
+    A = layer.kernel.cross(h, layer.inducing) @ whitener.T
+    L, _ = jittered_cholesky(layer.kernel.gram(h) - A @ A.T, jitter)
+    f = A @ v.T + L @ noise
+    return f if layer.mean is None else f + h @ layer.mean.value
+
+
+def functions_given(
+    layers: tuple[Layer, ...],
+    whitening: Float[Array, "L M M"],
+    structure: Structure,
+    x: Float[Array, "n D"],
+    v: Float[Array, "S T M"],
+    key: PRNGKeyArray,
+    jitter: float,
+) -> list[Float[Array, "S n _"]]:
+    """Joint draws over all points of what each layer hands on, for S given draws of all inducing outputs."""
+    h = jnp.broadcast_to(x, (len(v), *x.shape))
+    results = []
+    keys = jax.random.split(key, len(layers))
+    for gps, layer, W, layer_key in zip(structure.layers, layers, whitening, keys, strict=True):
+        noise = jax.random.normal(layer_key, (len(v), x.shape[0], len(gps)), x.dtype)
+
+        def one(args: tuple[Array, Array, Array], layer: Layer = layer, W: Array = W) -> Array:
+            return layer_function(layer, W, *args, jitter)
+
+        h = jax.lax.map(one, (v[:, gps.start : gps.stop], h, noise))
+        results.append(h)
+    return results
+
+
+def variance_floor(prior: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The smallest conditional variance that is not rounding error."""
+    return jax.lax.stop_gradient(jnp.maximum(ROUNDING[str(prior.dtype)] * prior, 1e-12))
+
+
 def _over_rows(function: Callable[..., Array], a: Float[Array, "n R M"], b: Array) -> Float[Array, "n R _"]:
     """``function(a, b)`` with points and samples as the rows of one matrix."""
     return function(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:2], -1)
 
 
-def _features(layer: PreparedLayer, h: Float[Array, "n R D"]) -> Float[Array, "n R M"]:
+def _features(layer: Layer, whitener: Float[Array, "M M"], h: Float[Array, "n R D"]) -> Float[Array, "n R M"]:
     """A = K_xz Wᵀ."""
-    K = _over_rows(layer.layer.kernel.cross, h, layer.layer.inducing)
-    return _over_rows(matmul_transposed, K, layer.whitener)
+    return _over_rows(matmul_transposed, _over_rows(layer.kernel.cross, h, layer.inducing), whitener)
 
 
 def gps_first(a: Float[Array, "n R T"]) -> Float[Array, "T n R"]:

@@ -5,6 +5,7 @@ A damaged one is passed over with a warning and the one before it is used.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import warnings
 from pathlib import Path
@@ -64,6 +65,26 @@ def latest_checkpoint(folder: str | Path) -> Contents | None:
             f"no checkpoint in {Path(folder).name} can be read: remove the folder to start from the beginning."
         )
     return None
+
+
+def fingerprint(model: Any, x: np.ndarray, y: np.ndarray, settings: dict[str, Any]) -> str:
+    """A hash of all that determines a run."""
+    digest = hashlib.sha256(repr(sorted(settings.items())).encode())
+    for name, value in {**named_arrays("", model), "x": x, "y": y}.items():
+        digest.update(f"{name} {value.dtype} {value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()
+
+
+def checkpoint_of(folder: str | Path, expected: str) -> Contents | None:
+    """The latest checkpoint of the run with this fingerprint, None if there is none; an error if it is of another."""
+    found = latest_checkpoint(folder)
+    if found is not None and found.facts["fingerprint"] != expected:
+        raise CheckpointError(
+            f"{Path(folder).name} holds the checkpoint of another run: the data, the initial model or the settings "
+            "differ. Use another folder, or remove this one."
+        )
+    return found
 
 
 def named_arrays(prefix: str, tree: Any) -> dict[str, np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 import warnings
 from collections.abc import Callable
@@ -16,14 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from structured_dgp.exceptions import CheckpointError, InputError, StructuredDGPWarning, TrainingError
+from structured_dgp.exceptions import InputError, StructuredDGPWarning, TrainingError
 from structured_dgp.files import Contents
 from structured_dgp.likelihoods import Gaussian
 from structured_dgp.model import DeepGP
 from structured_dgp.parameters import trainable_mask
 from structured_dgp.precision import wide_scope
+from structured_dgp.programs import make_room
 from structured_dgp.training.checkpoint import (
-    latest_checkpoint,
+    checkpoint_of,
+    fingerprint,
     named_arrays,
     restored,
     write_checkpoint,
@@ -98,7 +99,8 @@ def train(
         TrainingError: too many steps failed in a row. It holds the last good model and the history.
     """
     settings = as_settings(settings).changed(**changes)
-    x, y = _checked_data(model, x, y)
+    make_room()
+    x, y = checked_data(model, x, y)
     run = _Run(model, x, y, settings)
     if checkpoint is not None:
         run.resume(checkpoint)
@@ -106,17 +108,27 @@ def train(
     trained = run.go(saver, _Log(log, run.history), callback, verbose)
     if not settings.refit or not len(run.x_score) or trained.reason in ("max_seconds", "callback"):
         return trained
-    again = settings.changed(holdout=0.0, patience=None, plateau=None, refit=False, max_steps=max(1, trained.best_step))
+    left = None
+    if settings.max_seconds is not None:
+        left = settings.max_seconds - trained.seconds
+        if left < trained.seconds * trained.best_step / max(1, trained.steps):
+            return trained
+    again = settings.changed(
+        holdout=0.0, patience=None, plateau=None, refit=False, max_steps=max(1, trained.best_step), max_seconds=left
+    )
     folder = None if checkpoint is None else Path(checkpoint) / "refit"
     rerun = _Run(model, x, y, again)
     if folder is not None:
         rerun.resume(folder)
     saver = _Saver(folder, checkpoint_steps, checkpoint_seconds)
     full = rerun.go(saver, _Log(None, History()), callback, verbose)
+    if full.reason != "max_steps":
+        return replace(trained, seconds=trained.seconds + full.seconds)
     return replace(trained, model=full.model, refit=full.history, seconds=trained.seconds + full.seconds)
 
 
-def _checked_data(model: DeepGP, x: Any, y: Any) -> tuple[Float[np.ndarray, "n D"], Float[np.ndarray, "n P"]]:
+def checked_data(model: DeepGP, x: Any, y: Any) -> tuple[Float[np.ndarray, "n D"], Float[np.ndarray, "n P"]]:
+    """Inputs and targets as matrices that fit the model."""
     x = as_matrix(x, "x", model.layers[0].inducing.shape[1])
     y = as_matrix(np.reshape(y, (-1, 1)) if np.ndim(y) == 1 else y, "y", model.widths[-1])
     if len(x) != len(y):
@@ -140,9 +152,11 @@ class _Run:
     ) -> None:
         self.start, self.settings = model, settings
         train_rows, score_rows = holdout_rows(len(x), settings)
-        self.x, self.y = (jnp.asarray(part[train_rows], model.dtype) for part in (x, y))
+        self.train_rows = train_rows.astype(np.int32)
+        # All rows, so that a run without hold-out rows after one with them is the same compiled program.
+        self.x, self.y = (jnp.asarray(part, model.dtype) for part in (x, y))
         self.x_score, self.y_score = x[score_rows], y[score_rows]
-        self.batches = Minibatches(len(train_rows), settings.batch_size, settings.seed)
+        self.batches = Minibatches(len(self.train_rows), settings.batch_size, settings.seed)
         self.chunk = min(CHUNK, settings.score_every)
         optimizer = settings.make_optimizer()
         self.adam_rate, self.natural_rate = settings.rates()
@@ -150,16 +164,18 @@ class _Run:
         self.compiled = compile_steps(
             model,
             optimizer,
-            n_samples=settings.n_samples if model.n_hidden else 1,
-            n_data=len(train_rows),
+            n_samples=settings.n_samples if model.n_hidden or settings.inducing == "sampled" else 1,
+            n_data=len(self.train_rows),
             chunk=self.chunk,
             max_failures=settings.max_failures,
+            inducing=settings.inducing,
         )
         self.key = jax.random.key(settings.seed)
         self.history = History()
         self.best: tuple[DeepGP, int, float] | None = None
         self.before = 0.0  # seconds of earlier parts of this run
-        self.fingerprint = _fingerprint(model, x, y, settings)
+        kept = {name: value for name, value in settings.as_dict().items() if name not in LIMITS}
+        self.fingerprint = fingerprint(model, x, y, kept)
 
     @property
     def step(self) -> int:
@@ -212,7 +228,7 @@ class _Run:
 
     def _advance(self, attempts: int) -> StepInfo:
         """Up to ``attempts`` steps; what they were like."""
-        rows = self.batches.rows(self.step, self.chunk)
+        rows = self.train_rows[self.batches.rows(self.step, self.chunk)]
         self.state, info, tries = self.compiled(self.state, self.x, self.y, rows, attempts, self.key)
         return jax.tree.map(lambda part: np.asarray(part)[: int(tries)], info)
 
@@ -261,14 +277,14 @@ class _Run:
             since = [record for record in self.history.scored if record.step > self.best[1]]
             if len(since) >= settings.patience:
                 return "patience"
-        if settings.plateau is not None and _is_flat(self.history["elbo"] / len(self.x), settings.plateau):
+        if settings.plateau is not None and _is_flat(self.history["elbo"] / len(self.train_rows), settings.plateau):
             return "plateau"
         return None
 
     def _failure(self) -> TrainingError:
         """The error for too many failed steps in a row, which says where the first bad number is."""
         model = self.model(self.state.origin)
-        rows = self.batches.rows(self.step, 1)[0]
+        rows = self.train_rows[self.batches.rows(self.step, 1)[0]]
         x, y = self.x[rows], self.y[rows]
 
         def elbo(parameters: DeepGP) -> Any:
@@ -313,32 +329,16 @@ class _Run:
 
     def resume(self, folder: str | Path) -> None:
         """Take over the latest checkpoint of this run, if there is one."""
-        checkpoint = latest_checkpoint(folder)
+        checkpoint = checkpoint_of(folder, self.fingerprint)
         if checkpoint is None:
             return
         facts = checkpoint.facts
-        if facts["fingerprint"] != self.fingerprint:
-            raise CheckpointError(
-                f"{Path(folder).name} holds the checkpoint of another run: the data, the initial model or the settings "
-                "differ. Use another folder, or remove this one."
-            )
         self.state = State(*restored("state", self.state, checkpoint.arrays))
         self.history = History([Record.from_dict(record) for record in facts["history"]])
         self.before = facts["seconds"]
         if facts["best"] is not None:
             parameters = restored("best", self.state.parameters, checkpoint.arrays)
             self.best = parameters, facts["best"]["step"], facts["best"]["score"]
-
-
-def _fingerprint(model: DeepGP, x: np.ndarray, y: np.ndarray, settings: Settings) -> str:
-    """A hash of all that determines a run, but for when it ends."""
-    digest = hashlib.sha256()
-    kept = {name: value for name, value in settings.as_dict().items() if name not in LIMITS}
-    digest.update(repr(sorted(kept.items())).encode())
-    for name, value in {**named_arrays("", model), "x": x, "y": y}.items():
-        digest.update(f"{name} {value.dtype} {value.shape}".encode())
-        digest.update(np.ascontiguousarray(value).tobytes())
-    return digest.hexdigest()
 
 
 def _is_flat(elbo: Float[np.ndarray, " n"], tolerance: float) -> bool:

@@ -40,6 +40,8 @@ class Display:
         if record.score is not None:
             facts.append(f"hold-out {record.score:.3f}")
         facts.append(f"{steps_per_second:.3g} steps/s")
-        self._progress.update(
-            self._task, completed=record.step, description=f"step {record.step}", facts="  ".join(facts)
-        )
+        self.update(record.step, facts)
+
+    def update(self, step: int, facts: list[str]) -> None:
+        """Show any facts."""
+        self._progress.update(self._task, completed=step, description=f"step {step}", facts="  ".join(facts))

@@ -37,13 +37,15 @@ class Settings:
         plateau: or when the smoothed ELBO per row has grown by less than this over the last quarter of the steps.
         batch_size: rows of a minibatch; all rows at once when there are no more.
         n_samples: R, Monte-Carlo samples of each row.
+        inducing: the inducing outputs are ``"marginalised"`` analytically, or ``"sampled"``, one draw for each of the R
+            samples, shared by all rows: the same bound on average, with noisier gradients.
         holdout: fraction of the rows that are kept out of training to score it; 0 for none.
         holdout_rows: never more than this many.
         score_every: steps between hold-out scores.
         score_draws: draws of the hold-out prediction.
         min_steps: no early end before this step.
         refit: after a run with hold-out rows, train again from the start on all rows for the number of steps that was
-            best; not after a run that was out of time or ended by a callback.
+            best; not after a run that was ended by a callback, nor if ``max_seconds`` does not allow for it.
         max_failures: the run ends with an error after this many failed steps in a row.
         seed: of minibatches, noise and hold-out rows.
     """
@@ -65,6 +67,7 @@ class Settings:
     plateau: float | None = None
     batch_size: int = 512
     n_samples: int = 5
+    inducing: str = "marginalised"
     holdout: float = 0.0
     holdout_rows: int = 1000
     score_every: int = 50
@@ -95,6 +98,8 @@ class Settings:
                 raise InputError(f"{name} must be positive, or None; got {value}.")
         if self.optimizer not in ("natural", "adam"):
             raise InputError(f"unknown optimizer {self.optimizer!r}: use 'natural' or 'adam'.")
+        if self.inducing not in ("marginalised", "sampled"):
+            raise InputError(f"unknown inducing {self.inducing!r}: use 'marginalised' or 'sampled'.")
         check_radius(self.radius, self.retraction)
         if not 0.0 <= self.holdout < 1.0:
             raise InputError(f"holdout must be a fraction from 0 to below 1; got {self.holdout}.")

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from structured_dgp.model import DeepGP, data_term
+from structured_dgp.model import DeepGP, data_term, sampled_data_term
 from structured_dgp.parameters import trainable_mask
 from structured_dgp.training.natural import NaturalState
 
@@ -93,12 +93,26 @@ def compile_steps(
     n_data: int,
     chunk: int,
     max_failures: int = 10,
+    inducing: str = "marginalised",
 ) -> Steps:
-    """A compiled function that makes up to ``chunk`` steps, fewer if ``max_failures`` of them fail in a row."""
+    """A compiled function that makes up to ``chunk`` steps, fewer if ``max_failures`` of them fail in a row.
+
+    ``inducing`` says what is done with the inducing outputs: they are marginalised analytically, or ``"sampled"``.
+    """
     _, fixed = eqx.partition(model, trainable_mask(model))
     arrays, rest = eqx.partition(fixed, eqx.is_array)
     leaves, treedef = jax.tree.flatten(rest)
-    return Steps(_compiled(optimizer, tuple(leaves), treedef, n_samples, chunk, max_failures), arrays, n_data)
+    compiled = _compiled(optimizer, tuple(leaves), treedef, n_samples, chunk, max_failures, inducing)
+    return Steps(compiled, arrays, n_data)
+
+
+def _marginalised(model: DeepGP, x: Array, y: Array, key: Array, n_samples: int) -> Float[Array, ""]:
+    eps = jax.random.normal(key, (n_samples, x.shape[0], model.n_hidden), x.dtype)
+    return data_term(model, x, y, eps)
+
+
+ESTIMATES = {"marginalised": _marginalised, "sampled": sampled_data_term}
+"""Estimates of the data term from a minibatch and a key."""
 
 
 @functools.lru_cache(maxsize=32)
@@ -109,21 +123,22 @@ def _compiled(
     n_samples: int,
     chunk: int,
     max_failures: int,
+    inducing: str,
 ) -> Any:
     """The function behind ``compile_steps``; the cache makes runs of the same shape share it."""
-    rest = jax.tree.unflatten(treedef, leaves)
+    rest, estimate = jax.tree.unflatten(treedef, leaves), ESTIMATES[inducing]
 
     def loss(
-        parameters: DeepGP, fixed: DeepGP, n_data: Array, x: Array, y: Array, eps: Array
+        parameters: DeepGP, fixed: DeepGP, n_data: Array, x: Array, y: Array, key: Array
     ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""]]]:
         model = eqx.combine(parameters, fixed, rest)
-        data = (n_data / x.shape[0]).astype(x.dtype) * data_term(model, x, y, eps)
+        data = (n_data / x.shape[0]).astype(x.dtype) * estimate(model, x, y, key, n_samples)
         kl = model.posterior.kl()
         return kl - data, (data, kl)
 
-    def attempt(state: State, fixed: DeepGP, n_data: Array, x: Array, y: Array, eps: Array) -> tuple[State, StepInfo]:
+    def attempt(state: State, fixed: DeepGP, n_data: Array, x: Array, y: Array, key: Array) -> tuple[State, StepInfo]:
         (value, (data, kl)), gradient = jax.value_and_grad(loss, has_aux=True)(
-            state.parameters, fixed, n_data, x, y, eps
+            state.parameters, fixed, n_data, x, y, key
         )
         updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.parameters)
         size = sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(updates))
@@ -156,16 +171,13 @@ def _compiled(
         key: Array,
     ) -> tuple[State, StepInfo, Array]:
         first = state.step
-        n_hidden = sum(state.parameters.posterior.widths[:-1])
         nothing = jnp.zeros(chunk, x.dtype)
         record = StepInfo(nothing, nothing, nothing, jnp.zeros(chunk, bool))
 
         def body(carry: tuple[Array, State, StepInfo]) -> tuple[Array, State, StepInfo]:
             tries, state, record = carry
             batch = rows[state.step - first]
-            shape = (n_samples, rows.shape[1], n_hidden)
-            eps = jax.random.normal(jax.random.fold_in(key, state.step), shape, x.dtype)
-            state, info = attempt(state, fixed, n_data, x[batch], y[batch], eps)
+            state, info = attempt(state, fixed, n_data, x[batch], y[batch], jax.random.fold_in(key, state.step))
             return tries + 1, state, jax.tree.map(lambda all_of, one: all_of.at[tries].set(one), record, info)
 
         def unfinished(carry: tuple[Array, State, StepInfo]) -> Array:
