@@ -3,9 +3,8 @@
     python benchmarks/rivals.py --json rivals.json
 
 diabetes (regression): log-likelihood, RMSE and coverage of 90 % intervals. breast cancer and digits (classification):
-log loss, accuracy, and expected calibration error of the probability of the predicted class. Gradient boosting and
-random forests have no predictive density for a regression: they get a normal one, with the spread of the residuals of
-rows kept out (boosting) or out of the bag (forest).
+log loss, accuracy, and expected calibration error of the probability of the predicted class. For a regression, gradient
+boosting predicts a set of quantiles, and a random forest has the spread of its out-of-bag residuals.
 """
 
 from __future__ import annotations
@@ -17,14 +16,8 @@ from typing import Any
 
 import numpy as np
 from common import emit, parser
-from scipy.stats import norm
 from sklearn import datasets
-from sklearn.ensemble import (
-    HistGradientBoostingClassifier,
-    HistGradientBoostingRegressor,
-    RandomForestClassifier,
-    RandomForestRegressor,
-)
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
@@ -32,7 +25,9 @@ from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from structured_dgp import DeepGPClassifier, DeepGPRegressor
+from structured_dgp import DeepGPClassifier, Mixture, metrics
+from structured_dgp.baselines import make_method
+from structured_dgp.families import Normal
 
 REGRESSION = {"diabetes": datasets.load_diabetes}
 CLASSIFICATION = {"breast cancer": datasets.load_breast_cancer, "digits": datasets.load_digits}
@@ -44,42 +39,22 @@ def _gp(x: np.ndarray, y: np.ndarray, x_test: np.ndarray) -> tuple[np.ndarray, n
     return model.predict(x_test, return_std=True)
 
 
-def _boosting(x: np.ndarray, y: np.ndarray, x_test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    a, b, ya, yb = train_test_split(x, y, test_size=0.2, random_state=0)
-    spread = np.std(yb - HistGradientBoostingRegressor(random_state=0).fit(a, ya).predict(b))
-    mean = HistGradientBoostingRegressor(random_state=0).fit(x, y).predict(x_test)
-    return mean, np.full(len(mean), spread)
-
-
-def _forest(x: np.ndarray, y: np.ndarray, x_test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    model = RandomForestRegressor(300, oob_score=True, random_state=0).fit(x, y)
-    mean = model.predict(x_test)
-    return mean, np.full(len(mean), np.std(y - model.oob_prediction_))
-
-
 Scores = dict[str, float]
 
 
-def normal_scores(predict: Callable[..., tuple[np.ndarray, np.ndarray]]) -> Callable[..., Scores]:
+def gp_scores(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) -> Scores:
+    mean, std = _gp(x, y, x_test)
+    return shown(Mixture(Normal(mean[None], std[None] ** 2)), y_test)
+
+
+def shown(prediction: Mixture, y: np.ndarray) -> Scores:
+    found = metrics.scores(prediction, y)
+    return {key: found[key] for key in ("log_likelihood", "rmse", "crps", "coverage")}
+
+
+def method_scores(name: str) -> Callable[..., Scores]:
     def scores(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) -> Scores:
-        mean, std = predict(x, y, x_test)
-        z = (y_test - mean) / std
-        return {
-            "log_likelihood": float(norm.logpdf(y_test, mean, std).mean()),
-            "rmse": float(np.sqrt(np.mean((y_test - mean) ** 2))),
-            "coverage": float(np.mean(np.abs(z) <= norm.ppf(0.95))),
-        }
-
-    return scores
-
-
-def deep_regression(coupling: str, n_layers: int) -> Callable[..., Scores]:
-    def scores(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) -> Scores:
-        from structured_dgp.metrics import scores as all_scores
-
-        model = DeepGPRegressor(coupling, n_layers, random_state=0).fit(x, y)
-        found = all_scores(model.predict_dist(x_test), y_test)
-        return {key: found[key] for key in ("log_likelihood", "rmse", "coverage")}
+        return shown(make_method(name, random_state=0).fit(x, y).predict_dist(x_test), y_test)
 
     return scores
 
@@ -105,11 +80,11 @@ def _gpc(n_inputs: int) -> Any:
 
 
 REGRESSORS: dict[str, Callable[..., Scores]] = {
-    "DeepGPRegressor star": deep_regression("star", 3),
-    "DeepGPRegressor one layer": deep_regression("mf", 1),
-    "GaussianProcessRegressor": normal_scores(_gp),
-    "gradient boosting": normal_scores(_boosting),
-    "random forest": normal_scores(_forest),
+    "DeepGPRegressor star": method_scores("star"),
+    "DeepGPRegressor one layer": method_scores("sgp"),
+    "GaussianProcessRegressor": gp_scores,
+    "gradient boosting": method_scores("boosting"),
+    "random forest": method_scores("forest"),
 }
 CLASSIFIERS: dict[str, Callable[..., Scores]] = {
     "DeepGPClassifier star": class_scores(lambda n: DeepGPClassifier("star", 2, random_state=0)),
