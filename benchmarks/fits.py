@@ -14,7 +14,7 @@ from common import emit, parser
 from data import interpolation_split
 
 from structured_dgp.initial import initial_model
-from structured_dgp.training import train
+from structured_dgp.training import Settings, train
 
 PAPER: dict[str, dict[str, float]] = {
     "boston": {"star": -2.43, "elbo mf": -510, "elbo fc": -246},
@@ -29,7 +29,8 @@ def fit(name: str, coupling: str, seed: int, arguments: Any) -> dict[str, Any]:
     split = interpolation_split(name, seed, arguments.data)
     model = initial_model(split.x, coupling, (5, 5, 1), 128, precision=arguments.precision)
     changes = {} if arguments.steps is None else {"max_steps": arguments.steps}
-    trained = train(model, split.x, split.y, arguments.preset, seed=seed, **changes)
+    settings = Settings() if arguments.preset == "none" else arguments.preset
+    trained = train(model, split.x, split.y, settings, seed=seed, **changes)
     mixture = trained.model.predict(split.x_test)
     history = trained.history if trained.refit is None else trained.refit
     late = history["step"] > 0.9 * history["step"][-1]
@@ -54,7 +55,9 @@ def main() -> None:
     options.add_argument("--splits", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     options.add_argument("--data", metavar="FOLDER")
     options.add_argument("--precision", default="mixed")
-    options.add_argument("--preset", default="default")
+    options.add_argument(
+        "--preset", default="default", help="default, paper, or none: all rows, a fixed number of steps"
+    )
     options.add_argument("--steps", type=int)
     arguments = options.parse_args()
     rows: list[dict[str, Any]] = []

@@ -18,9 +18,8 @@ from common import emit, parser
 from structured_dgp import metrics
 from structured_dgp.baselines import METHODS, effective_sample_size, make_method
 from structured_dgp.datasets import load_embedded
-from structured_dgp.demo import extrapolation_split, interpolation_split
+from structured_dgp.experiments.splits import SPLITS
 
-TASKS = {"interpolation": interpolation_split, "extrapolation": extrapolation_split}
 SEEDED = [name for name in METHODS if name != "exact"]
 SHOWN = ("log_likelihood", "rmse", "crps", "coverage", "seconds")
 
@@ -28,7 +27,7 @@ SHOWN = ("log_likelihood", "rmse", "crps", "coverage", "seconds")
 def run(data: str, task: str, method: str, seed: int) -> dict[str, Any]:
     """One fit and its scores."""
     table = load_embedded(data)
-    split = TASKS[task](table, seed)
+    split = SPLITS[task](table.x, seed)
     x, y = table.x, table.y[:, 0]
     began = time.perf_counter()
     model = make_method(method, **({"random_state": seed} if method in SEEDED else {}))
@@ -58,7 +57,7 @@ def main() -> None:
     options = parser(__doc__.splitlines()[0])
     options.add_argument("names", nargs="*", default=["concrete", "energy"])
     options.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    options.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    options.add_argument("--tasks", nargs="+", default=list(SPLITS), choices=list(SPLITS))
     options.add_argument("--splits", type=int, default=3)
     arguments = options.parse_args()
     known = Path(arguments.json) if arguments.json not in (None, "-") else None

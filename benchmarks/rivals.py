@@ -2,9 +2,10 @@
 
     python benchmarks/rivals.py --json rivals.json
 
-diabetes (regression): log-likelihood, RMSE and coverage of 90 % intervals. breast cancer and digits (classification):
-log loss, accuracy, and expected calibration error of the probability of the predicted class. For a regression, gradient
-boosting predicts a set of quantiles, and a random forest has the spread of its out-of-bag residuals.
+diabetes (regression): log-likelihood, RMSE, CRPS and coverage of 90 % intervals. breast cancer, iris and digits
+(classification): log loss, accuracy, and expected calibration error of the probability of the predicted class. For a
+regression, gradient boosting predicts a set of quantiles, and a random forest has the spread of its out-of-bag
+residuals.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ from structured_dgp.baselines import make_method
 from structured_dgp.families import Normal
 
 REGRESSION = {"diabetes": datasets.load_diabetes}
-CLASSIFICATION = {"breast cancer": datasets.load_breast_cancer, "digits": datasets.load_digits}
+CLASSIFICATION = {
+    "breast cancer": datasets.load_breast_cancer,
+    "iris": datasets.load_iris,
+    "digits": datasets.load_digits,
+}
 
 
 def _gp(x: np.ndarray, y: np.ndarray, x_test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

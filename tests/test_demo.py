@@ -18,16 +18,6 @@ matplotlib.use("Agg")
 TABLE = load_embedded(demo.DATA)
 
 
-def test_the_splits_are_what_they_say() -> None:
-    near, away = demo.interpolation_split(TABLE, 0), demo.extrapolation_split(TABLE, 1)
-    for split in (near, away):
-        assert sorted([*split.train, *split.test]) == list(range(len(TABLE.x)))
-    assert len(near.test) == len(TABLE.x) // 10
-    direction = np.random.default_rng(1).standard_normal(TABLE.x.shape[1])
-    z = ((TABLE.x - TABLE.x.mean(0)) / TABLE.x.std(0)) @ direction
-    assert z[away.train].max() <= z[away.test].min()
-
-
 def test_the_page_has_every_number_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "DIRECTIONS", 2)
     kept: dict[str, list[demo.Result]] = {}

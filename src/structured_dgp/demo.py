@@ -9,7 +9,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from structured_dgp import plots
 from structured_dgp.datasets import Table, load_embedded
 from structured_dgp.estimators import DeepGPRegressor
+from structured_dgp.experiments.splits import Split, extrapolation, interpolation
 from structured_dgp.metrics import LEVELS, calibration_curve, scores
 from structured_dgp.pages import Page
 from structured_dgp.prediction import Mixture
@@ -43,14 +44,6 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Split:
-    """Rows to train on and rows to test on."""
-
-    train: Int[np.ndarray, " n"]
-    test: Int[np.ndarray, " m"]
-
-
-@dataclass(frozen=True)
 class Result:
     """One fit, and how it did on its test rows."""
 
@@ -61,21 +54,6 @@ class Result:
     scores: dict[str, float]
     seconds: float
     estimator: DeepGPRegressor
-
-
-def interpolation_split(table: Table, seed: int) -> Split:
-    """A random tenth of the rows to test on."""
-    order = np.random.default_rng(seed).permutation(len(table.x))
-    n_test = len(order) // 10
-    return Split(np.sort(order[n_test:]), np.sort(order[:n_test]))
-
-
-def extrapolation_split(table: Table, seed: int) -> Split:
-    """The half of the rows that lies farther along a random direction to test on."""
-    direction = np.random.default_rng(seed).standard_normal(table.x.shape[1])
-    order = np.argsort(((table.x - table.x.mean(0)) / table.x.std(0)) @ direction, kind="stable")
-    train, test = np.array_split(order, 2)
-    return Split(train, test)
 
 
 def fit(table: Table, split: Split, method: str, **options: Any) -> Result:
@@ -94,8 +72,8 @@ def run(folder: Path, n_inducing: int = 64, n_steps: int = STEPS) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     table = load_embedded(DATA)
     tasks = {
-        "near": [interpolation_split(table, 0)],
-        "away": [extrapolation_split(table, seed) for seed in range(DIRECTIONS)],
+        "near": [interpolation(table.x, 0)],
+        "away": [extrapolation(table.x, seed) for seed in range(DIRECTIONS)],
     }
     results: dict[str, list[Result]] = {name: [] for name in tasks}
     console = Console()

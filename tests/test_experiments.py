@@ -1,0 +1,243 @@
+"""Data, splits, the store of results, and sweeps that lose nothing and repeat nothing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from structured_dgp.exceptions import InputError
+from structured_dgp.experiments import data as experiment_data
+from structured_dgp.experiments.data import SOURCES, digest, load
+from structured_dgp.experiments.splits import SPLITS, extrapolation, interpolation
+from structured_dgp.experiments.store import Run, Store
+from structured_dgp.experiments.sweep import Task, plan, run_sweep, run_task
+
+FOREST: dict[str, tuple[str, dict[str, Any]]] = {"forest": ("forest", {"options": {"n_estimators": 60}})}
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+def write_table(folder: Path, name: str = "own", rows: int = 60) -> Path:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((rows, 2))
+    values = np.column_stack([x, np.sin(x[:, 0]) + 0.1 * rng.standard_normal(rows)])
+    path = folder / f"{name}.csv"
+    np.savetxt(path, values, delimiter=",", header="a,b,y", comments="")
+    return path
+
+
+# --- Data and splits ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_papers_sets_have_their_shape(name: str) -> None:
+    if name not in ("concrete", "energy") and not SHARED.exists():
+        pytest.skip(f"{name} is not embedded, and there is no folder of data sets")
+    table = load(name, SHARED)
+    assert table.x.shape == (SOURCES[name].rows, SOURCES[name].inputs)
+    assert table.y.shape == (SOURCES[name].rows, 1)
+
+
+def test_ones_own_table_works_the_same_way(tmp_path: Path) -> None:
+    table = load(str(write_table(tmp_path)))
+    assert (table.name, table.inputs, table.target) == ("own", ("a", "b"), "y")
+    assert digest(table) != digest(load("energy"))
+
+
+def test_a_changed_file_under_a_known_name_is_refused(tmp_path: Path) -> None:
+    write_table(tmp_path, "kin8nm")
+    with pytest.raises(InputError, match="sha256"):
+        load("kin8nm", tmp_path)
+
+
+def test_what_is_not_here_is_said_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(experiment_data.VARIABLE, raising=False)
+    monkeypatch.setattr(experiment_data.pooch, "os_cache", lambda name: tmp_path / "cache")
+    with pytest.raises(InputError, match="--data-dir"):
+        load("naval", tmp_path)
+    with pytest.raises(InputError, match="unknown data set"):
+        load("titanic")
+    broken = tmp_path / "broken.csv"
+    broken.write_text("a,y\n1,two\n")
+    with pytest.raises(InputError, match=r"broken\.csv"):
+        load(str(broken))
+    broken.write_text("a,y\n1,nan\n")
+    with pytest.raises(InputError, match="missing"):
+        load(str(broken))
+
+
+def test_the_folder_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(experiment_data.VARIABLE, str(tmp_path))
+    write_table(tmp_path, "kin8nm")
+    with pytest.raises(InputError, match="sha256"):  # it was found
+        load("kin8nm")
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_a_split_has_every_row_once_and_is_a_function_of_the_seed(name: str) -> None:
+    x = np.random.default_rng(0).standard_normal((101, 3))
+    split = SPLITS[name](x, 1)
+    assert sorted([*split.train, *split.test]) == list(range(101))
+    assert split.digest == SPLITS[name](x, 1).digest
+    assert split.digest != SPLITS[name](x, 2).digest
+
+
+def test_extrapolation_is_one_half_along_a_direction() -> None:
+    x = np.column_stack([np.random.default_rng(0).standard_normal((200, 2)), np.ones(200)])  # and a constant column
+    split = extrapolation(x, 3)
+    assert len(split.train) == len(split.test) == 100
+    direction = np.random.default_rng(3).standard_normal(3)[:2]
+    place = ((x[:, :2] - x[:, :2].mean(0)) / x[:, :2].std(0)) @ direction
+    assert place[split.train].max() <= place[split.test].min()
+    assert len(interpolation(x, 0).test) == 20
+
+
+# --- The store ------------------------------------------------------------------------------------
+
+
+def a_run(key: str = "k", state: str = "done", **record: Any) -> Run:
+    return Run(key, "interpolation", "own", "forest", 0, state, {"rmse": 1.0, **record}, np.array([0.5, -1.0]))
+
+
+def test_a_finished_run_is_written_once(tmp_path: Path) -> None:
+    store = Store(tmp_path / "results.sqlite")
+    assert store.add(a_run())
+    assert not store.add(a_run(rmse=2.0))
+    (run,) = Store(tmp_path / "results.sqlite").runs()
+    assert run.record == {"rmse": 1.0}
+    np.testing.assert_array_equal(run.log_density, [0.5, -1.0])
+
+
+def test_a_failed_run_gives_way_to_a_later_one(tmp_path: Path) -> None:
+    store = Store(tmp_path / "results.sqlite")
+    store.add(a_run(state="failed", error="no"))
+    assert store.finished() == set()
+    assert store.add(a_run())
+    assert [run.state for run in store.runs()] == ["done"]
+
+
+def test_runs_are_chosen_by_their_columns_and_exported(tmp_path: Path) -> None:
+    store = Store(tmp_path / "results.sqlite")
+    store.add(a_run("a"))
+    store.add(Run("b", "extrapolation", "own", "exact", 1, "done", {"crps": 0.2, "options": {}}))
+    assert [run.key for run in store.runs(method="exact", split=1)] == ["b"]
+    with pytest.raises(InputError, match="colour"):
+        store.runs(colour="red")
+    store.export(tmp_path / "out" / "results.csv")
+    rows = list(csv.DictReader((tmp_path / "out" / "results.csv").read_text().splitlines()))
+    assert [(row["method"], row["rmse"], row["crps"]) for row in rows] == [("exact", "", "0.2"), ("forest", "1.0", "")]
+
+
+def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "results.sqlite").write_text("not a database, but a long enough text to look at " * 20)
+    with pytest.raises(InputError, match=r"results\.sqlite"):
+        Store(tmp_path / "results.sqlite")
+
+
+# --- The sweep ------------------------------------------------------------------------------------
+
+
+def test_a_plan_has_all_combinations_and_keys_of_their_own(tmp_path: Path) -> None:
+    tasks = plan(SPLITS, ["energy", "concrete"], {"a": ("exact", {}), "b": ("sgp", {"max_steps": 5})}, range(3))
+    assert len(tasks) == 24
+    assert len({task.key for task in tasks}) == 24
+    with pytest.raises(InputError, match="unknown method"):
+        plan(SPLITS, ["energy"], {"x": ("magic", {})}, [0])
+    with pytest.raises(InputError, match="unknown experiment"):
+        plan(["guessing"], ["energy"], FOREST, [0])
+
+
+def test_a_run_records_what_it_did(tmp_path: Path) -> None:
+    path = write_table(tmp_path)
+    run = run_task(Task("interpolation", str(path), "forest", 3, (("options", {"n_estimators": 60}),), "trees"))
+    table = load(str(path))
+    assert run.state == "done"
+    assert run.record["label"] == "trees"
+    assert run.record["split_digest"] == interpolation(table.x, 3).digest
+    assert run.log_density.shape == (6,)
+    assert run.record["log_likelihood"] == pytest.approx(run.log_density.mean())
+    assert {"library", "jax", "seconds", "crps", "coverage"} <= set(run.record)
+
+
+def test_an_error_is_a_record_and_the_rest_goes_on(tmp_path: Path) -> None:
+    good, missing = str(write_table(tmp_path)), str(tmp_path / "missing.csv")
+    tasks = plan(["interpolation"], [missing, good], FOREST, [0])
+    assert run_sweep(tasks, tmp_path / "r.sqlite", verbose=0) == (1, 1)
+    failed = Store(tmp_path / "r.sqlite").runs(state="failed")[0]
+    assert "missing.csv" in failed.record["error"]
+    assert run_sweep(tasks, tmp_path / "r.sqlite", verbose=0) == (0, 1)  # only the failed one is tried again
+
+
+def test_processes_give_the_same_results_as_one(tmp_path: Path) -> None:
+    tasks = plan(SPLITS, [str(write_table(tmp_path))], FOREST, range(2))
+    assert run_sweep(tasks, tmp_path / "one.sqlite", verbose=0) == (4, 0)
+    assert run_sweep(tasks, tmp_path / "two.sqlite", n_jobs=2, verbose=0) == (4, 0)
+    assert_same_results(tmp_path / "one.sqlite", tmp_path / "two.sqlite")
+
+
+def assert_same_results(a: Path, b: Path) -> None:
+    ours, theirs = Store(a).runs(), Store(b).runs()
+    assert [run.key for run in ours] == [run.key for run in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one.log_density, other.log_density)
+
+
+SCRIPT = """
+import json, sys
+from structured_dgp.experiments.sweep import plan, run_sweep
+methods = {"forest": ("forest", {"options": {"n_estimators": 150}})}
+tasks = plan(["interpolation", "extrapolation"], [sys.argv[1]], methods, range(6))
+print(json.dumps(run_sweep(tasks, sys.argv[2], n_jobs=2, verbose=0)))
+"""
+
+
+def started(table: Path, store: Path) -> subprocess.Popen[bytes]:
+    """A sweep in a process of its own; what it prints goes to a file, which workers that outlive it cannot block."""
+    command = [sys.executable, "-c", SCRIPT, str(table), str(store)]
+    with store.with_suffix(".out").open("wb") as output:
+        return subprocess.Popen(command, stdout=output, stderr=output)
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                status, command = (entry / "stat").read_text(), (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if int(status.rpartition(")")[2].split()[1]) == pid and b"loky" in command and b"tracker" not in command:
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="processes can only be found on Linux")
+@pytest.mark.parametrize("victim", ["worker", "parent"])
+def test_a_killed_sweep_ends_with_every_run_exactly_once(victim: str, tmp_path: Path) -> None:
+    table, store = write_table(tmp_path, rows=200), tmp_path / "killed.sqlite"
+    process = started(table, store)
+    deadline = time.monotonic() + 120.0
+    while time.monotonic() < deadline and not (store.exists() and len(Store(store).runs()) >= 2):
+        assert process.poll() is None, store.with_suffix(".out").read_text()
+        time.sleep(0.05)
+    if victim == "worker":
+        os.kill(children(process.pid)[0], signal.SIGKILL)
+    else:
+        process.kill()
+        process.wait()
+        process = started(table, store)
+    assert process.wait(timeout=240) == 0, store.with_suffix(".out").read_text()
+    assert json.loads(store.with_suffix(".out").read_text().splitlines()[-1])[1] == 0
+    undisturbed = tmp_path / "undisturbed.sqlite"
+    tasks = plan(SPLITS, [str(table)], {"forest": ("forest", {"options": {"n_estimators": 150}})}, range(6))
+    run_sweep(tasks, undisturbed, verbose=0)
+    assert_same_results(store, undisturbed)
