@@ -29,6 +29,8 @@ from structured_dgp.training import Trained, train
 RATES = (0.005, 0.01, 0.02, 0.04)
 EVERY = 25
 SAMPLES = 5
+LEADING = ("natural", "analytic")
+"""Drawn with a thicker line."""
 
 Curve = dict[str, list[float]]
 
@@ -105,16 +107,19 @@ def estimators(split: Split, start: DeepGP, name: str, steps: int) -> dict[str, 
 
 
 def draw(rows: list[dict[str, Any]], path: str) -> None:
-    """ELBO over seconds, one panel for each row."""
-    figure, axes = plt.subplots(1, len(rows), figsize=(4.5 * len(rows), 3.8), layout="constrained", squeeze=False)
-    for axis, row in zip(axes[0], rows, strict=True):
-        for label, run in row["curves"].items():
-            axis.plot(run["seconds"], run["elbo"], label=label, linewidth=2 if "natural" in label else 1)
-        last = max(run["elbo"][-1] for run in row["curves"].values())
-        axis.set(title=f"{row['data']}, {row['what'].upper()}", xlabel="seconds")
-        axis.set_ylim(last - 3 * abs(last) - 300, None)
-        axis.legend(frameon=False, fontsize=8)
-    axes[0][0].set_ylabel("ELBO")
+    """ELBO over steps and over seconds, one column of panels for each row."""
+    size = {"figsize": (4.5 * len(rows), 6.8), "layout": "constrained", "squeeze": False}
+    figure, axes = plt.subplots(2, len(rows), **size)
+    for place, against in enumerate(("step", "seconds")):
+        for axis, row in zip(axes[place], rows, strict=True):
+            for label, run in row["curves"].items():
+                axis.plot(run[against], run["elbo"], label=label, linewidth=2 if label in LEADING else 1)
+            best = max(max(run["elbo"]) for run in row["curves"].values())
+            reach = 2.0 * abs(best) + 300.0
+            axis.set(xlabel=against if against == "seconds" else "steps", ylabel="ELBO")
+            axis.set_ylim(best - reach, best + 0.05 * reach)
+            axis.set_title(f"{row['data']}, {row['what'].upper()}" if place == 0 else "")
+    axes[0][0].legend(frameon=False, fontsize=8, loc="lower right")
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

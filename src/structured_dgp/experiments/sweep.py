@@ -154,10 +154,9 @@ def run_sweep(
     *,
     n_jobs: int = 1,
     data_dir: str | None = None,
-    cluster: str | None = None,
     verbose: int = 1,
 ) -> tuple[int, int]:
-    """Make all runs that the store does not hold yet, in ``n_jobs`` processes or on a Dask cluster.
+    """Make all runs that the store does not hold yet, in ``n_jobs`` processes.
 
     Returns how many were finished and how many failed now. A lost worker loses no result: its run is made again, from
     its last checkpoint.
@@ -171,16 +170,13 @@ def run_sweep(
     progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=silent)
     with progress:
         bar = progress.add_task("runs", total=len(tasks), completed=len(tasks) - len(open_tasks))
-        outcomes = _on_cluster if cluster is not None else _in_processes
-        for _, good in outcomes(open_tasks, path, n_jobs if cluster is None else cluster, data_dir):
+        for _, good in _outcomes(open_tasks, path, n_jobs, data_dir):
             counts[good] += 1
             progress.advance(bar)
     return counts[True], counts[False]
 
 
-def _in_processes(
-    open_tasks: dict[str, Task], store: str, n_jobs: Any, data_dir: str | None
-) -> Iterator[tuple[str, bool]]:
+def _outcomes(open_tasks: dict[str, Task], store: str, n_jobs: int, data_dir: str | None) -> Iterator[tuple[str, bool]]:
     """The outcomes of all tasks as they come, in other processes unless there is only one."""
     if n_jobs == 1:
         for task in open_tasks.values():
@@ -199,20 +195,3 @@ def _in_processes(
             continue  # what was finished is in the store
         return
     raise InputError(f"workers were lost {LOST_WORKERS} times: is there enough memory? Use fewer processes.")
-
-
-def _on_cluster(
-    open_tasks: dict[str, Task], store: str, address: Any, data_dir: str | None
-) -> Iterator[tuple[str, bool]]:
-    """The same on a Dask cluster, whose workers see the store's folder."""
-    try:
-        from distributed import Client, as_completed
-    except ImportError as error:
-        raise InputError("a cluster needs Dask: pip install 'structured-dgp[cluster]'.") from error
-    with Client(address) as client:
-        futures = [
-            client.submit(_run_and_store, task, store, data_dir, key=task.key, pure=True, retries=LOST_WORKERS)
-            for task in open_tasks.values()
-        ]
-        for future in as_completed(futures):
-            yield future.result()
