@@ -227,7 +227,7 @@ class DeepGP(eqx.Module):
     @wide_scope
     def used_jitter(self) -> tuple[float, ...]:
         """What has to be added to the diagonal of each layer's kernel matrix: more than ``jitter`` in hard cases."""
-        return tuple(float(jittered_factors(self._gram(index), self.jitter)[1]) for index in range(len(self.layers)))
+        return tuple(np.asarray(_used_jitter(self)).tolist())
 
     def _gram(self, index: int) -> Float[Array, "M M"]:
         """The kernel matrix of a layer in the precision in which it is factorised."""
@@ -346,6 +346,12 @@ def samples_first(out: Outputs) -> Outputs:
 @eqx.filter_jit
 def _kl(model: DeepGP) -> Float[Array, ""]:
     return model.posterior.kl()
+
+
+@eqx.filter_jit
+def _used_jitter(model: DeepGP) -> Float[Array, " L"]:
+    K = jnp.stack([model._gram(index) for index in range(len(model.layers))])
+    return jax.lax.map(lambda K: jittered_factors(K, model.jitter)[1], K)
 
 
 @eqx.filter_jit
