@@ -101,7 +101,7 @@ class ChainState(NamedTuple):
         memory: over how many steps the two means below are taken.
         gradient: running mean of the gradient.
         square: running mean of its square, V.
-        window: the last samples of v, those after the first turn of which there are not yet enough are zero.
+        window: the last samples of v; zero where there is none yet.
         hyper: the trainable part of the layers and the likelihood.
         adam: its optimiser's state.
         step: how many steps were made.
@@ -246,7 +246,8 @@ class _Run:
     def __init__(self, model: DeepGP, x: np.ndarray, y: np.ndarray, settings: SghmcSettings) -> None:
         self.settings = settings
         hyper, self.fixed = eqx.partition(model, _hyper_mask(model))
-        start = jnp.broadcast_to(model.posterior.moments()[0], (settings.n_chains, *model.posterior.moments()[0].shape))
+        mean, _ = model.posterior.moments()
+        start = jnp.broadcast_to(mean, (settings.n_chains, *mean.shape))
         ones = jnp.ones_like(start)
         self.state = ChainState(
             v=start,
