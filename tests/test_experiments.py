@@ -17,6 +17,7 @@ import pytest
 
 from structured_dgp.exceptions import InputError
 from structured_dgp.experiments import data as experiment_data
+from structured_dgp.experiments import paper
 from structured_dgp.experiments.data import SOURCES, digest, load
 from structured_dgp.experiments.splits import SPLITS, extrapolation, interpolation
 from structured_dgp.experiments.store import Run, Store
@@ -241,3 +242,20 @@ def test_a_killed_sweep_ends_with_every_run_exactly_once(victim: str, tmp_path: 
     tasks = plan(SPLITS, [str(table)], {"forest": ("forest", {"options": {"n_estimators": 150}})}, range(6))
     run_sweep(tasks, undisturbed, verbose=0)
     assert_same_results(store, undisturbed)
+
+
+# --- The paper's numbers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", [paper.INTERPOLATION, paper.EXTRAPOLATION])
+def test_the_papers_tables_are_complete(table: dict[str, dict[str, tuple[float, float]]]) -> None:
+    assert list(table) == list(SOURCES)
+    assert all(len(row) == 8 and all(error >= 0.0 for _, error in row.values()) for row in table.values())
+
+
+def test_some_cells_of_the_paper() -> None:
+    assert paper.INTERPOLATION["concrete"]["STAR L3"] == (-3.05, 0.02)
+    assert paper.EXTRAPOLATION["energy"]["MF L3"] == (-3.45, 0.86)
+    assert paper.STAR_BEATS["energy"]["MF"] == (0.73, 0.05)
+    assert paper.DIFFERENCES["naval"]["MF vs STAR (dif)"] == (0.693, 0.527)
+    assert paper.ELBO["boston"]["FC"] == (-246.0, 5.0)
