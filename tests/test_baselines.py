@@ -122,7 +122,9 @@ def test_trees_follow_the_noise(name: str) -> None:
     rng = np.random.default_rng(1)
     x = rng.uniform(-1, 1, (2000, 1))
     y = np.sign(x[:, 0]) + 0.3 * rng.standard_normal(2000)
-    prediction = make_method(name, random_state=0).fit(x[:1500], y[:1500]).predict_dist(x[1500:])
+    options = {"max_iter": 30, "max_leaf_nodes": 8} if name == "boosting" else {"n_estimators": 100}
+    estimator = make_method(name, options=options, random_state=0).fit(x[:1500], y[:1500])
+    prediction = estimator.predict_dist(x[1500:])
     lower, upper = prediction.interval(0.8)
     assert 0.68 < np.mean((lower <= y[1500:]) & (y[1500:] <= upper)) < 0.92
     assert np.mean(prediction.log_prob(y[1500:])) > -1.0  # -1.45 without the input

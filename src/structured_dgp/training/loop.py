@@ -157,7 +157,6 @@ class _Run:
         self.x, self.y = (jnp.asarray(part, model.dtype) for part in (x, y))
         self.x_score, self.y_score = x[score_rows], y[score_rows]
         self.batches = Minibatches(len(self.train_rows), settings.batch_size, settings.seed)
-        self.chunk = min(CHUNK, settings.score_every)
         optimizer = settings.make_optimizer()
         self.adam_rate, self.natural_rate = settings.rates()
         self.state = initial_state(model, optimizer)
@@ -166,7 +165,7 @@ class _Run:
             optimizer,
             n_samples=settings.n_samples if model.n_hidden or settings.inducing == "sampled" else 1,
             n_data=len(self.train_rows),
-            chunk=self.chunk,
+            chunk=CHUNK,
             max_failures=settings.max_failures,
             inducing=settings.inducing,
         )
@@ -199,7 +198,7 @@ class _Run:
             with Display(verbose, settings.max_steps) as display:
                 while reason is None:
                     boundary = min(settings.max_steps, (self.step // settings.score_every + 1) * settings.score_every)
-                    attempts = min(boundary - self.step, self.chunk, max(1, int(CALL_SECONDS * rate)))
+                    attempts = min(boundary - self.step, CHUNK, max(1, int(CALL_SECONDS * rate)))
                     call_began, first = time.perf_counter(), self.step
                     info = self._advance(attempts)
                     rate = (self.step - first) / (time.perf_counter() - call_began)
@@ -228,7 +227,7 @@ class _Run:
 
     def _advance(self, attempts: int) -> StepInfo:
         """Up to ``attempts`` steps; what they were like."""
-        rows = self.train_rows[self.batches.rows(self.step, self.chunk)]
+        rows = self.train_rows[self.batches.rows(self.step, CHUNK)]
         self.state, info, tries = self.compiled(self.state, self.x, self.y, rows, attempts, self.key)
         return jax.tree.map(lambda part: np.asarray(part)[: int(tries)], info)
 
