@@ -410,13 +410,20 @@ def _predict(
     model: DeepGP, x: Float[Array, "n D"], eps: Float[Array, "R T_hidden"]
 ) -> tuple[Float[Array, "R n P"], Float[Array, "R n P P"]]:
     prepared, structure = _prepared(model), model.posterior.structure
-    tiles, rows = split_rows(x.shape[0], eps.shape[0], PREDICTION_TILE)
 
     def one(tile: Float[Array, "rows D"]) -> tuple[Array, Array]:
-        out = propagate(prepared, structure, tile, jnp.broadcast_to(eps, (rows, *eps.shape)))
+        out = propagate(prepared, structure, tile, jnp.broadcast_to(eps, (len(tile), *eps.shape)))
         return out.mean, out.cov
 
-    mean, cov = jax.lax.map(one, to_tiles(x, tiles, rows))
+    return moments_in_tiles(one, x, len(eps))
+
+
+def moments_in_tiles(
+    function: Callable[[Array], tuple[Array, Array]], x: Float[Array, "n D"], n_draws: int
+) -> tuple[Float[Array, "R n P"], Float[Array, "R n P P"]]:
+    """Means and covariances, draws first, of a function that returns them points first, tile by tile."""
+    tiles, rows = split_rows(x.shape[0], n_draws, PREDICTION_TILE)
+    mean, cov = jax.lax.map(function, to_tiles(x, tiles, rows))
     mean, cov = (a.reshape(tiles * rows, *a.shape[2:])[: x.shape[0]] for a in (mean, cov))
     return jnp.swapaxes(mean, 0, 1), jnp.swapaxes(cov, 0, 1)
 

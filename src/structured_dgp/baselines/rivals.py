@@ -36,14 +36,8 @@ def _levels(n_quantiles: int) -> Float[np.ndarray, " K"]:
     return (np.arange(n_quantiles) + 0.5) / n_quantiles
 
 
-class QuantileBoostingRegressor(DistributionMixin, RegressorMixin, BaseEstimator):
-    """scikit-learn's histogram gradient boosting, one model for each of a set of quantiles.
-
-    Args:
-        n_quantiles: how many.
-        options: of :class:`sklearn.ensemble.HistGradientBoostingRegressor`, by name.
-        random_state: seed.
-    """
+class _Trees(DistributionMixin, RegressorMixin, BaseEstimator):
+    """What both regressors are told."""
 
     def __init__(
         self,
@@ -54,6 +48,16 @@ class QuantileBoostingRegressor(DistributionMixin, RegressorMixin, BaseEstimator
         self.n_quantiles = n_quantiles
         self.options = options
         self.random_state = random_state
+
+
+class QuantileBoostingRegressor(_Trees):
+    """scikit-learn's histogram gradient boosting, one model for each of a set of quantiles.
+
+    Args:
+        n_quantiles: how many.
+        options: of :class:`sklearn.ensemble.HistGradientBoostingRegressor`, by name.
+        random_state: seed.
+    """
 
     def fit(self, X: Any, y: Any) -> QuantileBoostingRegressor:
         """Train on X (n, D) and y (n,)."""
@@ -75,7 +79,7 @@ class QuantileBoostingRegressor(DistributionMixin, RegressorMixin, BaseEstimator
         return from_quantiles(quantiles, NARROWEST * self.spread_)
 
 
-class ForestRegressor(DistributionMixin, RegressorMixin, BaseEstimator):
+class ForestRegressor(_Trees):
     """scikit-learn's random forest, with the spread of its out-of-bag residuals around each prediction.
 
     Args:
@@ -83,16 +87,6 @@ class ForestRegressor(DistributionMixin, RegressorMixin, BaseEstimator):
         options: of :class:`sklearn.ensemble.RandomForestRegressor`, by name.
         random_state: seed.
     """
-
-    def __init__(
-        self,
-        n_quantiles: int = N_QUANTILES,
-        options: dict[str, Any] | None = None,
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.n_quantiles = n_quantiles
-        self.options = options
-        self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> ForestRegressor:
         """Train on X (n, D) and y (n,)."""

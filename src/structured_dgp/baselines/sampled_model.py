@@ -12,15 +12,12 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from structured_dgp.couplings import MeanField, Structure, Widths
 from structured_dgp.likelihoods import Likelihood
-from structured_dgp.model import DRAWS, DeepGP, moments_by_rows
+from structured_dgp.model import DRAWS, DeepGP, moments_by_rows, moments_in_tiles
 from structured_dgp.noise import low_discrepancy_noise
 from structured_dgp.precision import Precision, wide_scope
 from structured_dgp.prediction import Mixture
 from structured_dgp.propagation import Layer, functions_given, propagate_given, whiteners
-from structured_dgp.tiles import split_rows, to_tiles
 from structured_dgp.validation import as_matrix
-
-TILE = 4096  # points times draws in one compiled tile of a prediction
 
 
 class SampledDeepGP(eqx.Module):
@@ -80,16 +77,13 @@ def _predict(
     model: SampledDeepGP, x: Float[Array, "n D"], v: Float[Array, "K T M"], eps: Float[Array, "K T_hidden"]
 ) -> tuple[Float[Array, "K n P"], Float[Array, "K n P P"]]:
     whitening = whiteners(model.layers, model.jitter, model.precision)
-    tiles, rows = split_rows(x.shape[0], len(v), TILE)
 
     def one(tile: Float[Array, "rows D"]) -> tuple[Array, Array]:
-        noise = jnp.broadcast_to(eps[:, None], (len(v), rows, eps.shape[1]))
+        noise = jnp.broadcast_to(eps[:, None], (len(v), len(tile), eps.shape[1]))
         out = propagate_given(model.layers, whitening, model.structure, tile, v, noise)
         return jnp.swapaxes(out.mean, 0, 1), jnp.swapaxes(out.cov, 0, 1)
 
-    mean, cov = jax.lax.map(one, to_tiles(x, tiles, rows))
-    mean, cov = (a.reshape(tiles * rows, *a.shape[2:])[: x.shape[0]] for a in (mean, cov))
-    return jnp.swapaxes(mean, 0, 1), jnp.swapaxes(cov, 0, 1)
+    return moments_in_tiles(one, x, len(v))
 
 
 @eqx.filter_jit
