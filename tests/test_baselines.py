@@ -127,7 +127,7 @@ def test_trees_follow_the_noise(name: str) -> None:
     prediction = estimator.predict_dist(x[1500:])
     lower, upper = prediction.interval(0.8)
     assert 0.68 < np.mean((lower <= y[1500:]) & (y[1500:] <= upper)) < 0.92
-    assert np.mean(prediction.log_prob(y[1500:])) > -1.0  # -1.45 without the input
+    assert np.mean(prediction.log_prob(y[1500:])) > -0.6
 
 
 def test_constant_targets_keep_a_positive_width() -> None:

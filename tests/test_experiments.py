@@ -178,6 +178,24 @@ def test_an_error_is_a_record_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert run_sweep(tasks, tmp_path / "r.sqlite", verbose=0) == (0, 1)  # only the failed one is tried again
 
 
+def test_a_changed_table_is_another_run(tmp_path: Path) -> None:
+    path = write_table(tmp_path)
+    (before,) = plan(["interpolation"], [str(path)], FOREST, [0])
+    path.write_text(path.read_text() + "0,0,0\n")
+    (after,) = plan(["interpolation"], [str(path)], FOREST, [0])
+    assert before.key != after.key
+
+
+def test_checkpoints_do_not_change_a_result(tmp_path: Path) -> None:
+    options = (("early_stopping", False), ("max_steps", 4), ("n_inducing", 5))
+    task = Task("interpolation", str(write_table(tmp_path)), "sgp", 0, options)
+    plain, kept = run_task(task), run_task(task, scratch=str(tmp_path / "scratch"))
+    assert list((tmp_path / "scratch" / task.key).glob("step-*.safetensors"))
+    resumed = run_task(task, scratch=str(tmp_path / "scratch"))
+    for other in (kept, resumed):
+        np.testing.assert_array_equal(plain.log_density, other.log_density)
+
+
 def test_processes_give_the_same_results_as_one(tmp_path: Path) -> None:
     tasks = plan(SPLITS, [str(write_table(tmp_path))], FOREST, range(2))
     assert run_sweep(tasks, tmp_path / "one.sqlite", verbose=0) == (4, 0)

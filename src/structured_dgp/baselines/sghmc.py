@@ -39,8 +39,8 @@ from structured_dgp.parameters import trainable_mask
 from structured_dgp.precision import wide_scope
 from structured_dgp.programs import make_room
 from structured_dgp.propagation import propagate_given, whiteners
-from structured_dgp.training.checkpoint import checkpoint_of, fingerprint, named_arrays, restored, write_checkpoint
-from structured_dgp.training.loop import CHECKPOINT_SECONDS, checked_data
+from structured_dgp.training.checkpoint import checkpoint_of, fingerprint, named_arrays, restored
+from structured_dgp.training.loop import CHECKPOINT_SECONDS, Saver, checked_data
 from structured_dgp.training.progress import Display
 from structured_dgp.training.step import Minibatches
 
@@ -237,7 +237,7 @@ def sample(
     run = _Run(model, x, y, settings)
     if checkpoint is not None:
         run.resume(checkpoint)
-    return run.go(checkpoint, checkpoint_seconds, verbose)
+    return run.go(Saver(checkpoint, None, checkpoint_seconds), verbose)
 
 
 class _Run:
@@ -272,9 +272,9 @@ class _Run:
     def step(self) -> int:
         return int(self.state.step)
 
-    def go(self, folder: str | Path | None, every: float, verbose: int) -> Sampled:
+    def go(self, saver: Saver, verbose: int) -> Sampled:
         """Run to the end."""
-        settings, began, saved = self.settings, time.perf_counter(), time.perf_counter()
+        settings, began = self.settings, time.perf_counter()
         with Display(verbose, settings.steps) as display:
             while self.step < settings.steps:
                 first, call_began = self.step, time.perf_counter()
@@ -296,23 +296,22 @@ class _Run:
                 rate = n_steps / (time.perf_counter() - call_began)
                 what = "burn-in" if burning else f"{len(self.samples)} samples"
                 display.update(self.step, [what, f"energy {self.energies[-1]:.4g}", f"{rate:.3g} steps/s"])
-                if folder is not None and time.perf_counter() - saved >= every:
-                    self.save(folder, self.before + time.perf_counter() - began)
-                    saved = time.perf_counter()
+                if saver.is_due(self.step):
+                    saver.save(self, self.before + time.perf_counter() - began)
         seconds = self.before + time.perf_counter() - began
-        if folder is not None:
-            self.save(folder, seconds)
+        saver.save(self, seconds)
         chains = np.stack(self.samples, axis=1)
         draws = jnp.asarray(chains.reshape(-1, *chains.shape[2:]))
         model = SampledDeepGP.of(eqx.combine(self.state.hyper, self.fixed), draws)
         return Sampled(model, chains.astype(np.float64), np.asarray(self.energies), seconds)
 
-    def save(self, folder: str | Path, seconds: float) -> None:
+    def checkpoint(self, seconds: float) -> Contents:
+        """All that is needed to go on."""
         arrays = named_arrays("state", self.state)
         if self.samples:
             arrays["samples"] = np.stack(self.samples)
         facts = {"fingerprint": self.fingerprint, "seconds": seconds, "energies": self.energies}
-        write_checkpoint(folder, self.step, Contents(arrays, facts))
+        return Contents(arrays, facts)
 
     def resume(self, folder: str | Path) -> None:
         """Take over the latest checkpoint of this run, if there is one."""

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from structured_dgp import metrics
 from structured_dgp.baselines import METHODS, make_method
-from structured_dgp.exceptions import InputError
+from structured_dgp.exceptions import InputError, StructuredDGPError
 from structured_dgp.experiments.data import digest, load
 from structured_dgp.experiments.splits import SPLITS
 from structured_dgp.experiments.store import Run, Store
@@ -48,6 +48,7 @@ class Task:
         split: number of the split, and seed of everything random.
         options: of the method, by name.
         label: what tables call it; default: the method's name.
+        source: hash of the CSV file, so that a changed one is another run; empty for a name, whose hash is known.
     """
 
     experiment: str
@@ -56,11 +57,12 @@ class Task:
     split: int
     options: tuple[tuple[str, Any], ...] = ()
     label: str = ""
+    source: str = ""
 
     @property
     def key(self) -> str:
         """A hash of all this, without the label."""
-        facts = [self.experiment, self.data, self.method, self.split, sorted(map(list, self.options))]
+        facts = [self.experiment, self.data, self.source, self.method, self.split, sorted(map(list, self.options))]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -70,19 +72,25 @@ def plan(
     methods: dict[str, tuple[str, dict[str, Any]]],
     splits: Iterable[int],
 ) -> list[Task]:
-    """All combinations, small data first; ``methods`` maps a label to a method and its options."""
-    names, numbers = list(data), list(splits)
+    """All combinations, split by split; ``methods`` maps a label to a method and its options."""
+    sources = {name: _source(name) for name in data}
+    numbers = list(splits)
     tasks = []
     for experiment in experiments:
         if experiment not in SPLITS:
             raise InputError(f"unknown experiment {experiment!r}: use one of {', '.join(SPLITS)}.")
         for number in numbers:
-            for name in names:
+            for name, source in sources.items():
                 for label, (method, options) in methods.items():
                     if method not in METHODS:
                         raise InputError(f"unknown method {method!r}: use one of {', '.join(METHODS)}.")
-                    tasks.append(Task(experiment, name, method, number, tuple(sorted(options.items())), label))
+                    tasks.append(Task(experiment, name, method, number, tuple(sorted(options.items())), label, source))
     return tasks
+
+
+def _source(name: str) -> str:
+    path = Path(name)
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.suffix == ".csv" and path.is_file() else ""
 
 
 def run_task(task: Task, data_dir: str | None = None, scratch: str | None = None) -> Run:
@@ -194,4 +202,4 @@ def _outcomes(open_tasks: dict[str, Task], store: str, n_jobs: int, data_dir: st
         except TerminatedWorkerError:
             continue  # what was finished is in the store
         return
-    raise InputError(f"workers were lost {LOST_WORKERS} times: is there enough memory? Use fewer processes.")
+    raise StructuredDGPError(f"workers were lost {LOST_WORKERS} times: is there enough memory? Use fewer processes.")

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -104,7 +104,7 @@ def train(
     run = _Run(model, x, y, settings)
     if checkpoint is not None:
         run.resume(checkpoint)
-    saver = _Saver(checkpoint, checkpoint_steps, checkpoint_seconds)
+    saver = Saver(checkpoint, checkpoint_steps, checkpoint_seconds)
     trained = run.go(saver, _Log(log, run.history), callback, verbose)
     if not settings.refit or not len(run.x_score) or trained.reason in ("max_seconds", "callback"):
         return trained
@@ -120,7 +120,7 @@ def train(
     rerun = _Run(model, x, y, again)
     if folder is not None:
         rerun.resume(folder)
-    saver = _Saver(folder, checkpoint_steps, checkpoint_seconds)
+    saver = Saver(folder, checkpoint_steps, checkpoint_seconds)
     full = rerun.go(saver, _Log(None, History()), callback, verbose)
     if full.reason != "max_steps":
         return replace(trained, seconds=trained.seconds + full.seconds)
@@ -186,7 +186,7 @@ class _Run:
         chosen = self.state.parameters if parameters is None else parameters
         return eqx.combine(jax.tree.map(jnp.copy, chosen), fixed)
 
-    def go(self, saver: _Saver, log: _Log, callback: Callable[[Record], bool | None] | None, verbose: int) -> Trained:
+    def go(self, saver: Saver, log: _Log, callback: Callable[[Record], bool | None] | None, verbose: int) -> Trained:
         """Run to the end."""
         began = time.perf_counter()
         settings = self.settings
@@ -381,7 +381,19 @@ class _Log:
                 file.write(record.as_json() + "\n")
 
 
-class _Saver:
+@runtime_checkable
+class Checkpointed(Protocol):
+    """A run that can be written to a checkpoint."""
+
+    @property
+    def step(self) -> int:
+        """How many steps were made."""
+
+    def checkpoint(self, seconds: float) -> Contents:
+        """All that is needed to go on."""
+
+
+class Saver:
     """Decides when to write a checkpoint; a disk that refuses is a warning, not the end of the run."""
 
     def __init__(self, folder: str | Path | None, steps: int | None, seconds: float | None) -> None:
@@ -393,7 +405,7 @@ class _Saver:
         by_time = self._seconds is not None and time.perf_counter() - self._last_time >= self._seconds
         return by_steps or by_time
 
-    def save(self, run: _Run, seconds: float) -> None:
+    def save(self, run: Checkpointed, seconds: float) -> None:
         if self._folder is None:
             return
         try:

@@ -38,7 +38,7 @@ class Settings:
         batch_size: rows of a minibatch; all rows at once when there are no more.
         n_samples: R, Monte-Carlo samples of each row.
         inducing: the inducing outputs are ``"marginalised"`` analytically, or ``"sampled"``, one draw for each of the R
-            samples, shared by all rows: the same bound on average, with noisier gradients.
+            samples, shared by all rows: the same bound on average, with more noise.
         holdout: fraction of the rows that are kept out of training to score it; 0 for none.
         holdout_rows: never more than this many.
         score_every: steps between hold-out scores.
