@@ -9,7 +9,7 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.13 python3.12 python3,$(she
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-.PHONY: help demo test test-oracles lint format bench lock clean
+.PHONY: help demo test test-oracles lint format bench bench-small lock clean
 
 help:  ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -35,11 +35,20 @@ format: .venv/dev.stamp  ## format the code and apply safe fixes
 bench: .venv/oracles.stamp  ## time one training step (installs torch for the comparison)
 	@$(BIN)/python benchmarks/step.py
 
+SMALL := results/small
+bench-small: .venv/run.stamp  ## a small version of the paper's experiments, with tables and the report
+	@$(BIN)/sdgp bench run --data energy,concrete --methods sgp,mf-l3,star-l3 --splits 2 --steps 200 --inducing 32 \
+		--jobs 2 --store $(SMALL)/runs.sqlite
+	@$(BIN)/sdgp bench table --results $(SMALL)/runs.sqlite
+	@$(BIN)/sdgp bench figure covariance calibration elbo --data concrete --steps 200 --inducing 32 \
+		--results $(SMALL)/runs.sqlite --output $(SMALL)/figures
+	@$(BIN)/sdgp report --results $(SMALL)/runs.sqlite --figures $(SMALL)/figures --output $(SMALL)/report.html
+
 lock:  ## renew the lock files with the newest versions that pyproject.toml allows
 	@requirements/lock.sh $(PYTHON)
 
 clean:  ## remove .venv, caches and builds
-	@rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist demo-output
+	@rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist demo-output results/small
 	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 .venv/bin/python:

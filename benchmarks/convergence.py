@@ -16,7 +16,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 from common import emit, parser
@@ -24,7 +26,9 @@ from data import Split, interpolation_split
 
 from structured_dgp import DeepGP
 from structured_dgp.initial import Start, initial_model
+from structured_dgp.parameters import trainable_mask
 from structured_dgp.training import Trained, train
+from structured_dgp.training.step import ESTIMATES
 
 RATES = (0.005, 0.01, 0.02, 0.04)
 EVERY = 25
@@ -95,15 +99,38 @@ def optimisers(split: Split, start: DeepGP, name: str, steps: int, paper_steps: 
     return {"findings": findings, "curves": runs}
 
 
-def estimators(split: Split, start: DeepGP, name: str, steps: int) -> dict[str, Curve]:
-    """ELBO under Adam, with the bound estimated in two ways."""
-    curves = {}
-    for label, inducing in {"analytic": "marginalised", "sampled": "sampled"}.items():
+def gradient_noise(model: DeepGP, split: Split, draws: int = 40) -> dict[str, float]:
+    """The total variance of the gradient of the data term over draws of its noise, same rows, for both estimates."""
+    x, y = (jnp.asarray(part[:512], model.dtype) for part in (split.x, split.y))
+    parameters, fixed = eqx.partition(model, trainable_mask(model))
+    noise = {}
+    for label, inducing in ESTIMATED.items():
+
+        @jax.jit
+        def gradient(key: Any, estimate: Any = ESTIMATES[inducing]) -> Any:
+            return jax.grad(lambda p: estimate(eqx.combine(p, fixed), x, y, key, SAMPLES))(parameters)
+
+        drawn = [jax.tree.leaves(gradient(key)) for key in jax.random.split(jax.random.key(0), draws)]
+        stacked = [np.stack([np.asarray(leaf, np.float64) for leaf in leaves]) for leaves in zip(*drawn, strict=True)]
+        noise[label] = float(sum(leaf.var(axis=0, ddof=1).sum() for leaf in stacked))
+    return noise
+
+
+ESTIMATED = {"analytic": "marginalised", "sampled": "sampled"}
+
+
+def estimators(split: Split, start: DeepGP, name: str, steps: int) -> dict[str, Any]:
+    """ELBO under Adam, with the bound estimated in two ways, and the noise of both gradients before and after."""
+    curves, noise = {}, {"start": gradient_noise(start, split)}
+    for label, inducing in ESTIMATED.items():
         options = {"max_steps": steps, "score_every": EVERY, "inducing": inducing, "optimizer": "adam"}
         trained = train(start, split.x, split.y, learning_rate=0.01, memory=0.999, surge=None, **options)
         curves[label] = curve(trained)
         print(f"{name} {label}: {curves[label]['elbo'][-1]:.1f} in {trained.seconds:.0f} s", flush=True)
-    return curves
+        noise[f"trained {label}"] = gradient_noise(trained.model, split)
+    for when, found in noise.items():
+        print(f"{name} variance of the gradient, {when}: {found}, ratio {found['sampled'] / found['analytic']:.3g}")
+    return {"curves": curves, "gradient variance": noise}
 
 
 def draw(rows: list[dict[str, Any]], path: str) -> None:
@@ -148,7 +175,7 @@ def main() -> None:
                 )
                 row: dict[str, Any] = {"what": coupling, "data": name, "precision": arguments.precision}
                 if arguments.estimators:
-                    row["curves"] = estimators(split, start, label, arguments.steps)
+                    row |= estimators(split, start, label, arguments.steps)
                 else:
                     same = [old["curves"] for old in earlier if all(old[key] == row[key] for key in row)]
                     known = {key: run for key, run in (same[0] if same else {}).items() if key.startswith("adam")}

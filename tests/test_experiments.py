@@ -19,12 +19,17 @@ from structured_dgp.exceptions import InputError
 from structured_dgp.experiments import data as experiment_data
 from structured_dgp.experiments import paper
 from structured_dgp.experiments.data import SOURCES, digest, load
+from structured_dgp.experiments.methods import Method
 from structured_dgp.experiments.splits import SPLITS, extrapolation, interpolation
-from structured_dgp.experiments.store import Run, Store
+from structured_dgp.experiments.store import Run, Store, read_runs
 from structured_dgp.experiments.sweep import Task, plan, run_sweep, run_task
 
-FOREST: dict[str, tuple[str, dict[str, Any]]] = {"forest": ("forest", {"options": {"n_estimators": 60}})}
+FOREST = [Method("forest", "forest", (("options", {"n_estimators": 60}),))]
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+def no_network(*arguments: object, **named: object) -> str:
+    raise OSError("no network")
 
 
 def write_table(folder: Path, name: str = "own", rows: int = 60) -> Path:
@@ -63,6 +68,7 @@ def test_a_changed_file_under_a_known_name_is_refused(tmp_path: Path) -> None:
 def test_what_is_not_here_is_said_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(experiment_data.VARIABLE, raising=False)
     monkeypatch.setattr(experiment_data.pooch, "os_cache", lambda name: tmp_path / "cache")
+    monkeypatch.setattr(experiment_data.pooch, "retrieve", no_network)
     with pytest.raises(InputError, match="--data-dir"):
         load("naval", tmp_path)
     with pytest.raises(InputError, match="unknown data set"):
@@ -138,6 +144,23 @@ def test_runs_are_chosen_by_their_columns_and_exported(tmp_path: Path) -> None:
     assert [(row["method"], row["rmse"], row["crps"]) for row in rows] == [("exact", "", "0.2"), ("forest", "1.0", "")]
 
 
+def test_exported_runs_are_read_again(tmp_path: Path) -> None:
+    store = Store(tmp_path / "results.sqlite")
+    store.add(a_run("a", label="trees", options={"n": [1, 2]}, elbo=None))
+    store.add(a_run("b", state="failed", error="no"))
+    store.export(tmp_path / "results.csv")
+    for path in (store.path, tmp_path / "results.csv"):
+        (run,) = read_runs(path)
+        assert (run.key, run.split, run.state) == ("a", 0, "done")
+        assert run.record == {"rmse": 1.0, "label": "trees", "options": {"n": [1, 2]}, "elbo": None}
+        np.testing.assert_array_equal(run.log_density, [0.5, -1.0])
+    with pytest.raises(InputError, match="not there"):
+        read_runs(tmp_path / "other.csv")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match=r"other\.csv"):
+        read_runs(tmp_path / "other.csv")
+
+
 def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "results.sqlite").write_text("not a database, but a long enough text to look at " * 20)
     with pytest.raises(InputError, match=r"results\.sqlite"):
@@ -148,11 +171,10 @@ def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_plan_has_all_combinations_and_keys_of_their_own(tmp_path: Path) -> None:
-    tasks = plan(SPLITS, ["energy", "concrete"], {"a": ("exact", {}), "b": ("sgp", {"max_steps": 5})}, range(3))
+    methods = [Method("a", "exact"), Method("b", "sgp", (("max_steps", 5),))]
+    tasks = plan(SPLITS, ["energy", "concrete"], methods, range(3))
     assert len(tasks) == 24
     assert len({task.key for task in tasks}) == 24
-    with pytest.raises(InputError, match="unknown method"):
-        plan(SPLITS, ["energy"], {"x": ("magic", {})}, [0])
     with pytest.raises(InputError, match="unknown experiment"):
         plan(["guessing"], ["energy"], FOREST, [0])
 
@@ -213,7 +235,8 @@ def assert_same_results(a: Path, b: Path) -> None:
 SCRIPT = """
 import json, sys
 from structured_dgp.experiments.sweep import plan, run_sweep
-methods = {"forest": ("forest", {"options": {"n_estimators": 150}})}
+from structured_dgp.experiments.methods import Method
+methods = [Method("forest", "forest", (("options", {"n_estimators": 150}),))]
 tasks = plan(["interpolation", "extrapolation"], [sys.argv[1]], methods, range(6))
 print(json.dumps(run_sweep(tasks, sys.argv[2], n_jobs=2, verbose=0)))
 """
@@ -257,7 +280,7 @@ def test_a_killed_sweep_ends_with_every_run_exactly_once(victim: str, tmp_path: 
     assert process.wait(timeout=240) == 0, store.with_suffix(".out").read_text()
     assert json.loads(store.with_suffix(".out").read_text().splitlines()[-1])[1] == 0
     undisturbed = tmp_path / "undisturbed.sqlite"
-    tasks = plan(SPLITS, [str(table)], {"forest": ("forest", {"options": {"n_estimators": 150}})}, range(6))
+    tasks = plan(SPLITS, [str(table)], [Method("forest", "forest", (("options", {"n_estimators": 150}),))], range(6))
     run_sweep(tasks, undisturbed, verbose=0)
     assert_same_results(store, undisturbed)
 

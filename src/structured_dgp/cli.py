@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table as RichTable
 
-from structured_dgp.exceptions import InputError, StructuredDGPError, StructuredDGPWarning
+from structured_dgp.console import sentences, tell
+from structured_dgp.exceptions import InputError
+from structured_dgp.experiments import commands
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,31 +23,11 @@ app = typer.Typer(
     "`sdgp predict data.sdgp new.csv`.",
 )
 
+app.add_typer(commands.app, name="bench")
+app.command()(commands.report)
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Seed = Annotated[int, typer.Option(help="Of everything random: the same seed gives the same numbers.")]
-
-
-@contextmanager
-def _sentences() -> Iterator[None]:
-    """Errors and warnings as one line on standard error; exit code 1 after an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("default", StructuredDGPWarning)
-        original = warnings.showwarning
-
-        def show(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
-            if issubclass(category, StructuredDGPWarning):
-                typer.secho(f"warning: {message}", err=True, fg="yellow")
-            else:
-                original(message, category, *rest, **named)
-
-        warnings.showwarning = show
-        try:
-            yield
-        except (StructuredDGPError, OSError) as error:
-            typer.secho(f"error: {error}", err=True, fg="red")
-            raise typer.Exit(1) from error
-        finally:
-            warnings.showwarning = original
 
 
 @app.command()
@@ -92,7 +69,7 @@ def fit(
     from structured_dgp.problems import load_problem
     from structured_dgp.report import holdout_scores, write_pictures
 
-    with _sentences():
+    with sentences():
         problem = load_problem(data, target, drop=drop or [], skip_missing=skip_missing, classify=classify)
         train, test = problem.split(holdout, seed)
         kind = DeepGPClassifier if problem.is_classification else DeepGPRegressor
@@ -128,7 +105,7 @@ def fit(
         if plots is not None:
             facts["plots"] = [str(path) for path in write_pictures(estimator, plots, test or train)]
         facts["model"] = str(output)
-    _tell(facts, as_json)
+    tell(facts, as_json)
 
 
 @app.command()
@@ -152,7 +129,7 @@ def predict(
     from structured_dgp.estimators import load_estimator
     from structured_dgp.streaming import predict_table
 
-    with _sentences():
+    with sentences():
         estimator = load_estimator(model)
         if draws is not None:
             estimator.n_draws = draws
@@ -167,7 +144,7 @@ def predict(
                 report=lambda done: status.update(f"predicting: {done:,} rows"),
             )
         facts = {"rows": rows, "seconds": round(time.perf_counter() - began, 1), "output": str(output)}
-    _tell(facts, as_json)
+    tell(facts, as_json)
 
 
 @app.command()
@@ -176,9 +153,9 @@ def info(model: Annotated[Path, typer.Argument(help="A model file.")], as_json: 
     from structured_dgp.estimators import load_estimator
     from structured_dgp.report import model_facts
 
-    with _sentences():
+    with sentences():
         facts = model_facts(load_estimator(model))
-    _tell(facts, as_json)
+    tell(facts, as_json)
 
 
 @app.command()
@@ -193,7 +170,7 @@ def plot(
     from structured_dgp.problems import load_problem
     from structured_dgp.report import write_pictures
 
-    with _sentences():
+    with sentences():
         estimator = load_estimator(model)
         judged = None
         if data is not None:
@@ -202,7 +179,7 @@ def plot(
             classify = isinstance(estimator, DeepGPClassifier)
             judged = load_problem(data, estimator.target_names_, inputs=estimator.feature_names(), classify=classify)
         paths = write_pictures(estimator, output, judged)
-    _tell({"pictures": [str(path) for path in paths]}, as_json)
+    tell({"pictures": [str(path) for path in paths]}, as_json)
 
 
 @app.command()
@@ -214,30 +191,9 @@ def demo(
     """Fit a sparse GP, a mean-field and a structured deep GP to embedded data, and write a page that compares them."""
     from structured_dgp.demo import run
 
-    with _sentences():
+    with sentences():
         page = run(folder, inducing, steps)
     typer.echo(f"Page: {page.resolve().as_uri() if sys.stdout.isatty() else page}")
-
-
-def _tell(facts: dict[str, Any], as_json: bool) -> None:
-    """Facts as JSON for machines, as a table for people."""
-    if as_json:
-        typer.echo(json.dumps(facts))
-        return
-    table = RichTable(show_header=False, box=None, pad_edge=False)
-    for name, value in facts.items():
-        nested = value.items() if isinstance(value, dict) else [("", value)]
-        for inner, each in nested:
-            table.add_row(f"{name} {inner}".replace("_", " ").strip(), _text(each))
-    Console().print(table)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list):
-        return ", ".join(map(_text, value))
-    return "-" if value is None else str(value)
 
 
 def main() -> None:

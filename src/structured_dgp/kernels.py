@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
+from structured_dgp.exceptions import InputError
 from structured_dgp.parameters import Fixed, Positive
 from structured_dgp.products import matmul_transposed
 
@@ -270,3 +271,11 @@ class Product(Combination):
 
     def join(self, values: list[Array]) -> Array:
         return jax.tree.reduce(jnp.multiply, values)
+
+
+def lengthscale_of(kernel: Kernel) -> Float[Array, "..."]:
+    """The lengthscales of a kernel, or of the first part of a sum or product that has some."""
+    for part in (kernel, *(kernel.parts if isinstance(kernel, Combination) else ())):
+        if isinstance(part, Stationary | Periodic):
+            return part.lengthscale
+    raise InputError(f"a {type(kernel).__name__} has no lengthscales.")

@@ -34,6 +34,9 @@ figure .scroll img { display: block; width: 100%; min-width: 40rem; height: auto
 @media (max-width: 40rem) { th, td { padding: .35rem .45rem; font-size: .9rem; } }
 figcaption { margin-top: .4rem; max-width: 46rem; }
 code { font-size: .92em; }
+pre { margin: .6rem 0; padding: .6rem .8rem; border: 1px solid var(--line); border-radius: .3rem; width: max-content; }
+tr.soft td { color: var(--soft); font-size: .92em; }
+td:first-child { position: sticky; left: 0; background: var(--paper); }
 footer { margin-top: 3rem; border-top: 1px solid var(--line); padding-top: .8rem; }
 """
 
@@ -70,12 +73,23 @@ class Page:
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=150, facecolor="white")
         plt.close(figure)
-        data = base64.b64encode(buffer.getvalue()).decode()
-        text = html.escape(caption)
+        self.image(buffer.getvalue(), caption)
+
+    def image(self, png: bytes, caption: str) -> None:
+        """The contents of a PNG file."""
+        data, text = base64.b64encode(png).decode(), html.escape(caption)
         self.parts.append(
             f'<figure><div class="scroll"><img alt="{text}" src="data:image/png;base64,{data}"></div>'
             f"<figcaption>{text}</figcaption></figure>"
         )
+
+    def command(self, text: str) -> None:
+        """Lines to type."""
+        self.parts.append(f'<div class="scroll"><pre><code>{html.escape(text)}</code></pre></div>')
+
+    def markup(self, text: str) -> None:
+        """HTML that is added as it is."""
+        self.parts.append(text)
 
     def footer(self, text: str) -> None:
         self.parts.append(f"<footer>{html.escape(text)}</footer>")

@@ -14,6 +14,7 @@ from scipy.ndimage import median_filter
 
 from structured_dgp.estimators import DeepGPEstimator
 from structured_dgp.exceptions import InputError
+from structured_dgp.kernels import lengthscale_of
 from structured_dgp.metrics import calibration_curve, pit
 from structured_dgp.model import DeepGP
 from structured_dgp.posterior import AbstractPosterior
@@ -22,6 +23,8 @@ from structured_dgp.training.history import History
 
 BANDS = (0.5, 0.9)
 """Levels of the bands around a prediction."""
+MEDIAN_OF_SQUARE = 0.4549
+"""The median of the square of a standard normal value."""
 
 
 def _axes(axes: Axes | None) -> Axes:
@@ -142,8 +145,14 @@ def plot_error_by_variance(
     squared = np.maximum(np.asarray(error) ** 2, 1e-300)
     if not axes.get_lines():
         ends = np.array([variance.min(), variance.max()])
-        # the median of a squared standard normal value is 0.4549
-        axes.plot(ends, 0.4549 * ends, color="0.4", linestyle="--", linewidth=1, label="median of a right prediction")
+        axes.plot(
+            ends,
+            MEDIAN_OF_SQUARE * ends,
+            color="0.4",
+            linestyle="--",
+            linewidth=1,
+            label="median of a right prediction",
+        )
     axes.scatter(variance, squared, s=5, alpha=0.25, linewidths=0, color=color)
     axes.plot(*running_median(variance, squared), color=color, label=label or "median")
     axes.set(xlabel="predicted variance", ylabel="squared error", xscale="log", yscale="log")
@@ -199,7 +208,7 @@ def plot_lengthscales(
 ) -> Axes:
     """One bar for each input of a layer: 1 / lengthscale, that is, how fast the functions change along it."""
     axes = _axes(axes)
-    lengthscale = _lengthscale(model.layers[layer].kernel)
+    lengthscale = np.asarray(lengthscale_of(model.layers[layer].kernel), np.float64)
     n_inputs = model.layers[layer].inducing.shape[1]
     values = np.broadcast_to(1.0 / lengthscale, (n_inputs,))
     default = [f"x{index}" for index in range(n_inputs)] if layer == 0 else [f"GP {i}" for i in range(n_inputs)]
@@ -207,14 +216,6 @@ def plot_lengthscales(
     axes.invert_yaxis()
     axes.set(xlabel="1 / lengthscale (standardised inputs)", title=f"layer {layer + 1}")
     return axes
-
-
-def _lengthscale(kernel: Any) -> Float[np.ndarray, "..."]:
-    """The lengthscales of a kernel, or of the first part of a sum or product that has some."""
-    for part in (kernel, *getattr(kernel, "parts", ())):
-        if hasattr(part, "lengthscale"):
-            return np.asarray(part.lengthscale, np.float64)
-    raise InputError(f"a {type(kernel).__name__} has no lengthscales.")
 
 
 def plot_hidden_layers(

@@ -1,7 +1,8 @@
 """The paper's data sets by name, and any table of one's own.
 
-A name is looked for among the embedded sets, in a given folder or the one that ``SDGP_DATA`` names, and in the cache.
-Files are compared with the known hashes, so a result can be traced to its data.
+A name is looked for among the embedded sets, in a given folder or the one that ``SDGP_DATA`` names, and in the cache;
+what is in none of them is downloaded into the cache. Files are compared with the known hashes, so a result can be
+traced to its data.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pooch
 
 from structured_dgp.datasets import EMBEDDED, Table, load_embedded
 from structured_dgp.exceptions import InputError
+from structured_dgp.experiments.download import fetch
 
 VARIABLE = "SDGP_DATA"
 
@@ -56,7 +58,8 @@ def load(name: str, folder: str | Path | None = None) -> Table:
         path = Path(place) / f"{name}.csv" if place else None
         if path is not None and path.is_file():
             return _checked(read_table(path), path)
-    raise InputError(f"{name} is not here: name the folder that holds {name}.csv with --data-dir, or with {VARIABLE}.")
+    path = fetch(name, Path(pooch.os_cache("structured-dgp")))
+    return _checked(read_table(path), path)
 
 
 def read_table(path: Path) -> Table:

@@ -117,15 +117,43 @@ class Store:
         ]
 
     def export(self, path: str | Path) -> None:
-        """All finished runs as CSV, without the densities of single rows."""
-        runs = self.runs(state="done")
-        columns = sorted({name for run in runs for name, value in run.record.items() if not isinstance(value, dict)})
+        """All finished runs as CSV; :func:`read_runs` reads it."""
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["experiment", "data", "method", "split", *columns])
+        runs = self.runs(state="done")
+        names = sorted({name for run in runs for name in run.record})
+        writer.writerow([*COLUMNS, *names, "log_density"])
         for run in runs:
-            values = (run.record.get(name, "") for name in columns)
-            writer.writerow([run.experiment, run.data, run.method, run.split, *values])
+            own = [getattr(run, name) for name in COLUMNS]
+            values = [json.dumps(run.record[name]) if name in run.record else "" for name in names]
+            writer.writerow([*own, *values, " ".join(f"{value:.{DIGITS}f}" for value in run.log_density)])
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(text.getvalue().encode())
+
+
+COLUMNS = ("key", "experiment", "data", "method", "split")
+"""Of an exported file, before what was recorded."""
+DIGITS = 4
+"""Of the densities in an exported file."""
+
+
+def read_runs(path: str | Path) -> list[Run]:
+    """The finished runs of a store, or of a CSV file that was exported from one."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path} is not there: make runs with `sdgp bench run`.")
+    if path.suffix != ".csv":
+        return Store(path).runs(state="done")
+    runs = []
+    csv.field_size_limit(2**31 - 1)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                key, experiment, data, method, split = (row.pop(name) for name in COLUMNS)
+                density = np.array(row.pop("log_density").split(), np.float64)
+                record = {name: json.loads(value) for name, value in row.items() if value}
+                runs.append(Run(key, experiment, data, method, int(split), "done", record, density))
+    except (KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
+        raise InputError(f"{path.name} is not a file of exported runs: {error!r}.") from error
+    return runs

@@ -24,14 +24,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from structured_dgp import metrics
-from structured_dgp.baselines import METHODS, make_method
+from structured_dgp.baselines import METHODS, SGHMCRegressor, effective_sample_size, make_method
+from structured_dgp.estimators import DeepGPRegressor
 from structured_dgp.exceptions import InputError, StructuredDGPError
 from structured_dgp.experiments.data import digest, load
+from structured_dgp.experiments.methods import PLACED, Method
 from structured_dgp.experiments.splits import SPLITS
 from structured_dgp.experiments.store import Run, Store
+from structured_dgp.kernels import lengthscale_of
+from structured_dgp.likelihoods import Gaussian
 
-RESUMABLE = ("sgp", "mf", "star", "fc", "fc_sampled", "chain", "sghmc")
-"""Methods that write checkpoints."""
+TIMEOUT = 30.0
+"""Seconds in which a cluster has to answer."""
 SEEDED = tuple(name for name in METHODS if name != "exact")
 LOST_WORKERS = 20
 """So often may workers be lost before a sweep gives up."""
@@ -69,22 +73,21 @@ class Task:
 def plan(
     experiments: Iterable[str],
     data: Iterable[str],
-    methods: dict[str, tuple[str, dict[str, Any]]],
+    methods: Iterable[Method],
     splits: Iterable[int],
 ) -> list[Task]:
-    """All combinations, split by split; ``methods`` maps a label to a method and its options."""
+    """All combinations, split by split."""
     sources = {name: _source(name) for name in data}
-    numbers = list(splits)
+    numbers, chosen = list(splits), list(methods)
     tasks = []
     for experiment in experiments:
         if experiment not in SPLITS:
             raise InputError(f"unknown experiment {experiment!r}: use one of {', '.join(SPLITS)}.")
         for number in numbers:
             for name, source in sources.items():
-                for label, (method, options) in methods.items():
-                    if method not in METHODS:
-                        raise InputError(f"unknown method {method!r}: use one of {', '.join(METHODS)}.")
-                    tasks.append(Task(experiment, name, method, number, tuple(sorted(options.items())), label, source))
+                for method in chosen:
+                    facts = (experiment, name, method.name, number, method.options, method.label, source)
+                    tasks.append(Task(*facts))
     return tasks
 
 
@@ -95,7 +98,7 @@ def _source(name: str) -> str:
 
 def run_task(task: Task, data_dir: str | None = None, scratch: str | None = None) -> Run:
     """Make one run. An error inside it is its result, not the end of the sweep."""
-    facts: dict[str, Any] = {"label": task.label or task.method, "options": dict(task.options), **machine()}
+    facts = _about(task)
     began = time.perf_counter()
     try:
         table = load(task.data, data_dir)
@@ -104,20 +107,44 @@ def run_task(task: Task, data_dir: str | None = None, scratch: str | None = None
         options = dict(task.options)
         if task.method in SEEDED:
             options["random_state"] = task.split
-        if scratch is not None and task.method in RESUMABLE:
+        if scratch is not None and task.method in PLACED:
+            # these are the methods that write checkpoints
             options["checkpoint"] = str(Path(scratch) / task.key)
         y = table.y[:, 0]
         model = make_method(task.method, **options).fit(table.x[split.train], y[split.train])
         prediction = model.predict_dist(table.x[split.test])
         facts |= metrics.scores(prediction, y[split.test])
-        facts |= {"elbo": getattr(model, "elbo_", None), "steps": getattr(model, "n_steps_", None)}
+        facts |= _facts_of(model)
         log_density = prediction.log_prob(y[split.test])
-        state = "done"
     except Exception as error:  # whatever it is, it belongs into the record
-        facts |= {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc(limit=-3)}
-        log_density, state = np.zeros(0), "failed"
+        return failed_run(task, error)
     facts["seconds"] = time.perf_counter() - began
-    return Run(task.key, task.experiment, task.data, task.method, task.split, state, facts, log_density)
+    return Run(task.key, task.experiment, task.data, task.method, task.split, "done", facts, log_density)
+
+
+def failed_run(task: Task, error: BaseException) -> Run:
+    """The record of a run that ended with an error."""
+    trace = "".join(traceback.format_exception(error, limit=-3))
+    facts = {**_about(task), "error": f"{type(error).__name__}: {error}", "trace": trace}
+    return Run(task.key, task.experiment, task.data, task.method, task.split, "failed", facts)
+
+
+def _about(task: Task) -> dict[str, Any]:
+    return {"label": task.label or task.method, "options": dict(task.options), **machine()}
+
+
+def _facts_of(model: Any) -> dict[str, Any]:
+    """What a fitted model has to say beside its predictions."""
+    facts = {"elbo": getattr(model, "elbo_", None), "steps": getattr(model, "n_steps_", None)}
+    if isinstance(model, SGHMCRegressor):
+        facts["effective_samples"] = float(np.median(effective_sample_size(model.chains_)))
+    if isinstance(model, DeepGPRegressor):
+        likelihood, kernels = model.model_.likelihood, [layer.kernel for layer in model.model_.layers]
+        if isinstance(likelihood, Gaussian):
+            noise = np.sqrt(np.asarray(likelihood.variance, np.float64)) * model.y_scaling_.unit
+            facts["noise"] = noise.round(6).tolist()
+        facts["lengthscales"] = [np.ravel(lengthscale_of(kernel)).round(4).tolist() for kernel in kernels]
+    return facts
 
 
 def machine() -> dict[str, Any]:
@@ -161,10 +188,11 @@ def run_sweep(
     store: str | Path,
     *,
     n_jobs: int = 1,
+    cluster: str | None = None,
     data_dir: str | None = None,
     verbose: int = 1,
 ) -> tuple[int, int]:
-    """Make all runs that the store does not hold yet, in ``n_jobs`` processes.
+    """Make all runs that the store does not hold yet, in ``n_jobs`` processes, or on a Dask ``cluster``.
 
     Returns how many were finished and how many failed now. A lost worker loses no result: its run is made again, from
     its last checkpoint.
@@ -178,7 +206,12 @@ def run_sweep(
     progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=silent)
     with progress:
         bar = progress.add_task("runs", total=len(tasks), completed=len(tasks) - len(open_tasks))
-        for _, good in _outcomes(open_tasks, path, n_jobs, data_dir):
+        outcomes = (
+            _outcomes(open_tasks, path, n_jobs, data_dir)
+            if cluster is None
+            else _outcomes_on_cluster(list(open_tasks.values()), Store(store), cluster, data_dir)
+        )
+        for _, good in outcomes:
             counts[good] += 1
             progress.advance(bar)
     return counts[True], counts[False]
@@ -203,3 +236,29 @@ def _outcomes(open_tasks: dict[str, Task], store: str, n_jobs: int, data_dir: st
             continue  # what was finished is in the store
         return
     raise StructuredDGPError(f"workers were lost {LOST_WORKERS} times: is there enough memory? Use fewer processes.")
+
+
+def _outcomes_on_cluster(
+    open_tasks: list[Task], store: Store, address: str, data_dir: str | None
+) -> Iterator[tuple[str, bool]]:
+    """The outcomes of all tasks as they come from a Dask cluster, whose workers need not see the store.
+
+    The scheduler gives the task of a lost worker to another one; a result is stored here when it arrives.
+    """
+    try:
+        from distributed import Client, as_completed
+    except ImportError as error:
+        raise InputError("a cluster needs Dask: pip install 'structured-dgp[cluster]'.") from error
+    try:
+        client = Client(address, timeout=TIMEOUT)
+    except (OSError, ValueError) as error:
+        raise InputError(f"there is no Dask scheduler at {address}: {error}.") from error
+    with client:
+        futures = client.map(run_task, open_tasks, data_dir=data_dir, key=[task.key for task in open_tasks], pure=False)
+        keys = {future: task for future, task in zip(futures, open_tasks, strict=True)}
+        for future in as_completed(futures):
+            task = keys.pop(future)
+            trouble = future.exception()
+            run = future.result() if trouble is None else failed_run(task, trouble)
+            store.add(run)
+            yield task.key, run.state == "done"

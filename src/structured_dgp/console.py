@@ -1,0 +1,59 @@
+"""What the commands share: how they speak to people and to machines."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from structured_dgp.exceptions import StructuredDGPError, StructuredDGPWarning
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """Errors and warnings as one line on standard error; exit code 1 after an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", StructuredDGPWarning)
+        original = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
+            if issubclass(category, StructuredDGPWarning):
+                typer.secho(f"warning: {message}", err=True, fg="yellow")
+            else:
+                original(message, category, *rest, **named)
+
+        warnings.showwarning = show
+        try:
+            yield
+        except (StructuredDGPError, OSError) as error:
+            typer.secho(f"error: {error}", err=True, fg="red")
+            raise typer.Exit(1) from error
+        finally:
+            warnings.showwarning = original
+
+
+def tell(facts: dict[str, Any], as_json: bool) -> None:
+    """Facts as JSON for machines, as a table for people."""
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    table = RichTable(show_header=False, box=None, pad_edge=False)
+    for name, value in facts.items():
+        nested = value.items() if isinstance(value, dict) else [("", value)]
+        for inner, each in nested:
+            table.add_row(f"{name} {inner}".replace("_", " ").strip(), _text(each))
+    Console().print(table)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    return "-" if value is None else str(value)

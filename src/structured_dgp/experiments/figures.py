@@ -1,0 +1,297 @@
+"""The paper's figures, computed here: each function trains or measures what it draws."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+from matplotlib.figure import Figure
+
+from structured_dgp import metrics, plots
+from structured_dgp.baselines import SGHMCRegressor, plot_normality
+from structured_dgp.datasets import Table
+from structured_dgp.estimators import DeepGPRegressor
+from structured_dgp.exceptions import InputError
+from structured_dgp.experiments.data import load
+from structured_dgp.experiments.splits import Split, extrapolation, interpolation
+from structured_dgp.experiments.tables import Results
+from structured_dgp.initial import Start, initial_model
+from structured_dgp.model import DeepGP
+from structured_dgp.scaling import Scaling
+from structured_dgp.training import train
+
+COLORS = {"SGP": "C7", "MF": "C1", "STAR": "C0", "FC": "C2"}
+COUPLINGS = {"MF": "mf", "STAR": "star", "FC": "fc"}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What the figures are made from.
+
+    Attributes:
+        data: data set of those that train; default: that of the paper's figure, or concrete if it is not here.
+        data_dir: folder of data sets.
+        n_inducing, steps: of each training; None for the figure's own.
+        results: runs, for the figures that are drawn from runs.
+    """
+
+    data: str | None = None
+    data_dir: str | None = None
+    n_inducing: int | None = None
+    steps: int | None = None
+    results: Results = field(default_factory=lambda: Results([]))
+
+    def table(self, own: str = "concrete") -> Table:
+        try:
+            return load(self.data or own, self.data_dir)
+        except InputError:
+            if self.data is not None:
+                raise
+            return load("concrete")
+
+    def estimator(self, **options: Any) -> DeepGPRegressor:
+        """An estimator whose training does not look for its length."""
+        size = {"n_inducing": self.n_inducing or 64, "max_steps": self.steps or 600}
+        return DeepGPRegressor(early_stopping=False, random_state=0, **{**size, **options})
+
+
+def _fitted(table: Table, split: Split, estimator: DeepGPRegressor) -> DeepGPRegressor:
+    return estimator.fit(table.x[split.train], table.y[split.train, 0])
+
+
+def covariance_figure(drawing: Drawing) -> Figure:
+    """Fig. 1: covariance of the inducing outputs under mean field, STAR and FC."""
+    table = drawing.table()
+    split = interpolation(table.x, 0)
+    figure, axes = plt.subplots(1, 3, figsize=(12, 4.2), layout="constrained")
+    for axis, (name, coupling) in zip(axes, COUPLINGS.items(), strict=True):
+        plots.plot_covariance(_fitted(table, split, drawing.estimator(coupling=coupling)).model_, axis)
+        axis.set_title(name)
+    return figure
+
+
+def structure_figure(drawing: Drawing) -> Figure:
+    """Additional covariance and precision matrices of FC: three layers of width 5, and four of width 3."""
+    table = drawing.table()
+    split = interpolation(table.x, 0)
+    panels = [(3, 5, "covariance"), (4, 3, "covariance"), (4, 3, "precision")]
+    figure, axes = plt.subplots(1, 3, figsize=(12, 4.2), layout="constrained")
+    models: dict[tuple[int, int], DeepGP] = {}
+    for axis, (layers, width, what) in zip(axes, panels, strict=True):
+        if (layers, width) not in models:
+            estimator = drawing.estimator(coupling="fc", n_layers=layers, width=width)
+            models[layers, width] = _fitted(table, split, estimator).model_
+        plots.plot_covariance(models[layers, width], axis, what=what)
+        axis.set_title(f"L = {layers}, τ = {width}: {what}")
+    return figure
+
+
+def convergence_figure(drawing: Drawing) -> Figure:
+    """ELBO over seconds of FC under Adam, inducing outputs marginalised analytically or sampled."""
+    table = drawing.table()
+    split = interpolation(table.x, 0)
+    x = Scaling.of(table.x[split.train]).to_standard(table.x[split.train])
+    y = Scaling.of(table.y[split.train]).to_standard(table.y[split.train])
+    steps = drawing.steps or 1000
+    options: dict[str, Any] = {
+        "optimizer": "adam",
+        "learning_rate": 0.01,
+        "memory": 0.999,
+        "surge": None,
+        "max_steps": steps,
+    }
+    figure, (over_time, over_steps) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    best = -np.inf
+    for label, inducing, color in (("analytic", "marginalised", "C0"), ("sampled", "sampled", "C3")):
+        start = initial_model(x, "fc", (5, 5, 1), drawing.n_inducing or 64, start=Start(noise=0.01), precision="mixed")
+        history = train(start, x, y, inducing=inducing, score_every=max(1, min(25, steps // 4)), **options).history
+        over_time.plot(history["seconds"], history["elbo"], label=label, color=color)
+        over_steps.plot(history["step"], history["elbo"], label=label, color=color)
+        best = max(best, float(np.max(history["elbo"])))
+    for axis, name in ((over_time, "seconds"), (over_steps, "steps")):
+        axis.set(xlabel=name, ylabel="ELBO", ylim=(best - 3.0 * abs(best) - 300.0, best + 0.1 * abs(best) + 30.0))
+        axis.legend(frameon=False)
+    return figure
+
+
+def calibration_figure(drawing: Drawing) -> Figure:
+    """Calibration study: variance against distance, squared error against variance, fraction inside intervals."""
+    table = drawing.table("kin8nm")
+    split = extrapolation(table.x, 0)
+    y = table.y[split.test, 0]
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    methods: dict[str, dict[str, Any]] = {
+        "SGP": {"n_layers": 1},
+        "MF": {"coupling": "mf"},
+        "STAR": {"coupling": "star"},
+    }
+    for name, options in methods.items():
+        estimator = _fitted(table, split, drawing.estimator(**options))
+        prediction, color = estimator.predict_dist(table.x[split.test]), COLORS[name]
+        inputs = estimator.x_scaling_.to_standard(table.x)
+        distance = plots.distance_to_data(inputs[split.test], inputs[split.train])
+        left.plot(*plots.running_median(distance, prediction.var), color=color, label=name)
+        place, squared = plots.running_median(prediction.var, (prediction.mean - y) ** 2)
+        middle.plot(place, squared / plots.MEDIAN_OF_SQUARE, color=color, label=name)
+        right.plot(*metrics.calibration_curve(prediction, y), color=color, label=name)
+    left.set(xlabel="distance to the training data (standardised)", ylabel="predicted variance", title=table.name)
+    ends = np.array(middle.get_xlim())
+    middle.plot(ends, ends, color="0.4", linestyle="--", linewidth=1, label="right")
+    middle.set(xlabel="predicted variance", ylabel="squared error (median, as a variance)")
+    right.plot([0, 1], [0, 1], color="0.4", linestyle="--", linewidth=1)
+    right.set(xlabel="nominal level of the interval", ylabel="fraction inside", xlim=(0, 1), ylim=(0, 1))
+    for axis in (left, middle, right):
+        axis.legend(frameon=False)
+    return figure
+
+
+SIZES: dict[str, tuple[int, ...]] = {"M": (32, 64, 128, 256), "L": (1, 2, 3, 4), "τ": (1, 2, 5, 8)}
+"""What the run-time figure measures: inducing points, layers, width; one varies at a time around 128, 3 and 5."""
+
+
+def step_seconds(coupling: str, n_inducing: int, n_layers: int, width: int, repeats: int = 5) -> float:
+    """The shortest time of one ELBO gradient: batch 512, five samples, nine inputs as in protein, float64."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((512, 9)), rng.standard_normal((512, 1))
+    model = initial_model(x, coupling, (width,) * (n_layers - 1) + (1,), n_inducing)
+
+    @eqx.filter_jit
+    @eqx.filter_grad
+    def gradient(model: DeepGP, key: PRNGKeyArray) -> Float[Array, ""]:
+        return model.elbo(x, y, key=key, n_data=45_730)
+
+    times = []
+    with jax.enable_x64(True):
+        for repeat in range(repeats + 1):
+            began = time.perf_counter()
+            jax.block_until_ready(eqx.filter(gradient(model, jax.random.key(repeat)), eqx.is_array))
+            times.append(time.perf_counter() - began)
+    return min(times[1:])  # the first one compiled
+
+
+def runtime_figure(drawing: Drawing) -> Figure:
+    """Run time of one gradient over M, L and τ."""
+    figure, axes = plt.subplots(1, len(SIZES), figsize=(12, 3.8), layout="constrained")
+    standard = {"M": drawing.n_inducing or 128, "L": 3, "τ": 5}
+    for axis, (quantity, values) in zip(axes, SIZES.items(), strict=True):
+        for name, coupling in COUPLINGS.items():
+            sizes = [{**standard, quantity: value} for value in values]
+            seconds = [step_seconds(coupling, size["M"], size["L"], size["τ"]) for size in sizes]
+            jax.clear_caches()
+            axis.plot(values, seconds, "o-", color=COLORS[name], label=name)
+            if name == "STAR":
+                power = {"M": 2, "L": 2, "τ": 1}[quantity]
+                theory = seconds[-1] * (np.array(values) / values[-1]) ** power
+                axis.plot(values, theory, ":", color="0.5", label=f"{quantity}{'²' * (power == 2)}")
+        axis.set(xscale="log", yscale="log", xlabel=quantity, ylabel="seconds per gradient")
+        axis.set_xticks(values, [str(value) for value in values])
+        axis.minorticks_off()
+        axis.legend(frameon=False)
+    return figure
+
+
+def elbo_figure(drawing: Drawing) -> Figure:
+    """Box plots of the ELBO over splits, mean field and STAR."""
+    results = drawing.results
+    labels = [label for label in ("MF L3", "STAR L3", "FC L3") if label in results.labels]
+    found = {
+        data: [
+            [float(run.record["elbo"]) for run in results.runs("interpolation", data, label).values()]
+            for label in labels
+        ]
+        for data in results.data
+    }
+    found = {data: values for data, values in found.items() if any(map(len, values))}
+    if not found:
+        raise InputError("the ELBO figure needs finished runs of mf-l3 and star-l3: make them with `sdgp bench run`.")
+    columns = min(4, len(found))
+    lines = -(-len(found) // columns)
+    size = (3.2 * columns, 3.0 * lines)
+    figure, grid = plt.subplots(lines, columns, figsize=size, layout="constrained", squeeze=False)
+    for axis in grid.flat[len(found) :]:
+        axis.set_visible(False)
+    for axis, (data, values) in zip(grid.flat, found.items(), strict=False):
+        names = [label.split()[0] for label in labels]
+        boxes = axis.boxplot(values, tick_labels=names, patch_artist=True, widths=0.6)
+        for box, name in zip(boxes["boxes"], names, strict=True):
+            box.set_facecolor(COLORS[name])
+            box.set_alpha(0.6)
+        axis.set(title=f"{data} ({max(map(len, values))} splits)", ylabel="ELBO")
+    return figure
+
+
+def normality_figure(drawing: Drawing) -> Figure:
+    """The paper's study of SGHMC with one layer: are the sampled inducing outputs normal?"""
+    table = drawing.table()
+    split = interpolation(table.x, 0)
+    settings = (
+        {"n_samples": 400} if drawing.steps is None else {"n_samples": 40, "burn_in": drawing.steps, "thinning": 1}
+    )
+    estimator = SGHMCRegressor(1, n_inducing=drawing.n_inducing or 64, settings=settings, random_state=0)
+    estimator.fit(table.x[split.train], table.y[split.train, 0])
+    left, _ = plot_normality(estimator.chains_[0])
+    assert isinstance(left.figure, Figure)
+    return left.figure
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A figure: how it is drawn, and what it shows."""
+
+    draw: Callable[[Drawing], Figure]
+    caption: str
+    from_runs: bool = False
+
+
+FIGURES: dict[str, Kind] = {
+    "covariance": Kind(
+        covariance_figure,
+        "Covariance of the inducing outputs of all layers after training, logarithmic colours, lines between layers. "
+        "Mean field has blocks on the diagonal only; STAR adds stripes between hidden layers and an arrow to the "
+        "output; FC shows which of all the others matter.",
+    ),
+    "structure": Kind(
+        structure_figure,
+        "Covariance and precision of the fully coupled posterior after training, for two architectures.",
+    ),
+    "convergence": Kind(
+        convergence_figure,
+        "The same bound, the same optimiser (Adam), the same start: with inducing outputs marginalised analytically, "
+        "and with inducing outputs that are sampled.",
+    ),
+    "calibration": Kind(
+        calibration_figure,
+        "Away from the training data. Left: predicted variance over the distance to the nearest training point. "
+        "Middle: squared error over predicted variance, above the dashed line the variance is too small. Both are "
+        "running medians over a tenth of the points. Right: how many targets lie inside central intervals.",
+    ),
+    "runtime": Kind(
+        runtime_figure,
+        "Seconds of one gradient of the ELBO on this machine, over inducing points, layers and width; dotted, the "
+        "leading term of the theory for STAR.",
+    ),
+    "elbo": Kind(elbo_figure, "ELBO over the splits of the interpolation task.", from_runs=True),
+    "normality": Kind(
+        normality_figure,
+        "Inducing outputs of a one-layer model sampled by SGHMC with the published settings. Their posterior is "
+        "normal; below the dashed line, a test says that the samples are not.",
+    ),
+}
+"""By name."""
+
+
+def write_figure(name: str, figure: Figure, folder: Path) -> list[Path]:
+    """The figure as SVG and PNG on a white ground, which is readable in print and on light and dark pages."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.{suffix}" for suffix in ("svg", "png")]
+    for path in paths:
+        figure.savefig(path, dpi=150, facecolor="white")
+    return paths

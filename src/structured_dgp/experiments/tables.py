@@ -1,0 +1,426 @@
+"""The paper's tables from our runs, ours beside the paper's."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float
+
+from structured_dgp.exceptions import InputError
+from structured_dgp.experiments import paper
+from structured_dgp.experiments.data import SOURCES
+from structured_dgp.experiments.paper import Cell
+from structured_dgp.experiments.store import Run
+
+MISSING = "–"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell: our mean, its standard error and the number of splits, the paper's cell, and how it is marked.
+
+    Attributes:
+        n: splits; 0 for a cell that is missing.
+        marks: any of ``"bold"``, ``"italic"``, ``"underline"``.
+    """
+
+    mean: float = float("nan")
+    error: float = float("nan")
+    n: int = 0
+    paper: Cell | None = None
+    marks: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, values: Sequence[float], paper_cell: Cell | None = None) -> Entry:
+        """Mean and standard error of one value for each split."""
+        if not len(values):
+            return cls(paper=paper_cell)
+        error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+        return cls(float(np.mean(values)), error, len(values), paper_cell)
+
+    def marked(self, *marks: str) -> Entry:
+        return replace(self, marks=self.marks | set(marks))
+
+    @property
+    def spread(self) -> float:
+        """The standard error, zero where a single split has none."""
+        return self.error if np.isfinite(self.error) else 0.0
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """A table of entries: data sets down, columns across."""
+
+    name: str
+    title: str
+    note: str
+    columns: tuple[str, ...]
+    rows: dict[str, dict[str, Entry]]
+    digits: int = 2
+
+    def cells(self, mark: Callable[[str, frozenset[str]], str]) -> list[list[str]]:
+        """Two lines for each data set, ours and the paper's where it has one; ``mark`` marks a text."""
+        lines = []
+        for data, entries in self.rows.items():
+            ours = [data]
+            for column in self.columns:
+                entry = entries[column]
+                ours.append(mark(self._text((entry.mean, entry.error)), entry.marks) + f" [{entry.n}]" * bool(entry.n))
+            lines.append([cell or MISSING for cell in ours])
+            theirs = [self._text(entries[column].paper) for column in self.columns]
+            if any(theirs):
+                lines.append(["  paper", *(cell or MISSING for cell in theirs)])
+        return lines
+
+    def _text(self, cell: Cell | None) -> str:
+        if cell is None or not np.isfinite(cell[0]):
+            return ""
+        error = f"({cell[1]:.{self.digits}f})" if np.isfinite(cell[1]) else ""
+        return f"{cell[0]:.{self.digits}f}{error}"
+
+
+# --- From runs to numbers -------------------------------------------------------------------------
+
+
+class Results:
+    """Finished runs, found by experiment, data set and label; one for each split."""
+
+    def __init__(self, runs: Iterable[Run]) -> None:
+        self._runs: dict[tuple[str, str, str], dict[int, Run]] = {}
+        for run in runs:
+            if run.state != "done":
+                continue
+            label = str(run.record.get("label", run.method))
+            splits = self._runs.setdefault((run.experiment, run.data, label), {})
+            if run.split in splits and splits[run.split].key != run.key:
+                raise InputError(
+                    f"there are runs of {label} on {run.data} with different options: keep each set of options in a "
+                    "store of its own."
+                )
+            splits[run.split] = run
+        order = {name: index for index, name in enumerate(SOURCES)}
+        self.data = sorted({data for _, data, _ in self._runs}, key=lambda name: (order.get(name, len(order)), name))
+        self.labels = list(dict.fromkeys(label for _, _, label in self._runs))
+
+    def runs(self, experiment: str, data: str, label: str) -> dict[int, Run]:
+        """Split -> run."""
+        return self._runs.get((experiment, data, label), {})
+
+    def entry(self, experiment: str, data: str, label: str, what: str, paper_cell: Cell | None = None) -> Entry:
+        """Mean and standard error of a recorded quantity."""
+        values = [run.record.get(what) for run in self.runs(experiment, data, label).values()]
+        return Entry.of([float(value) for value in values if value is not None], paper_cell)
+
+    def pairs(self, experiment: str, data: str, first: str, second: str) -> list[tuple[Run, Run]]:
+        """The runs of two methods on the same splits."""
+        ours, theirs = (self.runs(experiment, data, label) for label in (first, second))
+        common = sorted(set(ours) & set(theirs))
+        for split in common:
+            if ours[split].record.get("split_digest") != theirs[split].record.get("split_digest"):
+                raise InputError(f"{first} and {second} saw different rows of {data} in split {split}.")
+        return [(ours[split], theirs[split]) for split in common]
+
+    def wins(self, experiment: str, data: str, first: str, second: str) -> Float[np.ndarray, " splits"]:
+        """For each split, the fraction of test rows to which ``second`` gives a larger density than ``first``."""
+        pairs = self.pairs(experiment, data, first, second)
+        return np.array([np.mean(b.log_density > a.log_density) for a, b in pairs])
+
+    def gains(self, experiment: str, data: str, first: str, second: str) -> Float[np.ndarray, " splits"]:
+        """For each split, the mean log density of ``second`` minus that of ``first``."""
+        pairs = self.pairs(experiment, data, first, second)
+        return np.array([np.mean(b.log_density) - np.mean(a.log_density) for a, b in pairs])
+
+
+# --- The tables -----------------------------------------------------------------------------------
+
+PAPER_LABELS = {
+    "SGP": "SGP L1",
+    "SGHMC L1": "SGHMC L1",
+    "SGHMC L2": "SGHMC L2",
+    "SGHMC L3": "SGHMC L3",
+    "MF L2": "MF L2",
+    "MF L3": "MF L3",
+    "STAR L2": "STAR L2",
+    "STAR L3": "STAR L3",
+}
+"""Our labels of the methods in the paper's tables of log-likelihoods."""
+
+
+def _likelihoods(results: Results, experiment: str, numbers: dict[str, dict[str, Cell]]) -> dict[str, dict[str, Entry]]:
+    """Test log-likelihoods of the paper's methods, and of ours that it does not have."""
+    columns = {**PAPER_LABELS, **{label: "" for label in results.labels if label not in PAPER_LABELS}}
+    return {
+        data: {
+            label: results.entry(experiment, data, label, "log_likelihood", numbers.get(data, {}).get(theirs))
+            for label, theirs in columns.items()
+        }
+        for data in results.data
+    }
+
+
+def _as_good(entry: Entry, base: Entry) -> bool:
+    """Whether the mean, with its standard error, reaches that of the baseline."""
+    return bool(entry.n and base.n and entry.mean + entry.spread >= base.mean)
+
+
+def _apart(entry: Entry, base: Entry) -> bool:
+    """Whether the mean is larger and the intervals of one standard error do not overlap."""
+    return bool(entry.n and base.n and entry.mean - entry.spread > base.mean + base.spread)
+
+
+def interpolation_table(results: Results) -> ResultTable:
+    """Table 1."""
+    rows = _likelihoods(results, "interpolation", paper.INTERPOLATION)
+    for entries in rows.values():
+        for label, entry in entries.items():
+            if label != "SGP" and _as_good(entry, entries["SGP"]):
+                entries[label] = entry.marked("bold")
+    return ResultTable(
+        "1",
+        "Interpolation: test log-likelihood",
+        "Larger is better. Bold: with its standard error, at least as large as the sparse GP (SGP).",
+        _columns(rows),
+        rows,
+    )
+
+
+def extrapolation_table(results: Results) -> ResultTable:
+    """Table S1."""
+    near = _likelihoods(results, "interpolation", paper.INTERPOLATION)
+    rows = _likelihoods(results, "extrapolation", paper.EXTRAPOLATION)
+    for data, entries in rows.items():
+        inside, base = near[data], entries["SGP"]
+        for label, entry in entries.items():
+            if label == "SGP" or not (_as_good(entry, base) and _as_good(inside[label], inside["SGP"])):
+                continue
+            entries[label] = entry.marked("bold")
+            if _apart(entry, base) or _apart(inside[label], inside["SGP"]):
+                entries[label] = entries[label].marked("underline")
+    return ResultTable(
+        "S1",
+        "Extrapolation: test log-likelihood",
+        "Bold: at least as large as the sparse GP, both interpolating and extrapolating; underlined if larger by more "
+        "than both standard errors in one of them.",
+        _columns(rows),
+        rows,
+    )
+
+
+def _columns(rows: dict[str, dict[str, Entry]]) -> tuple[str, ...]:
+    """All columns that hold anything."""
+    names = dict.fromkeys(label for entries in rows.values() for label in entries)
+    return tuple(name for name in names if any(row[name].n or row[name].paper for row in rows.values()))
+
+
+def _compared(entry: Entry, draw: float) -> Entry:
+    """Bold if the second method is better by more than the standard error, italic if the first one is."""
+    if entry.n and entry.mean > draw + entry.spread:
+        return entry.marked("bold")
+    return entry.marked("italic") if entry.n and entry.mean < draw - entry.spread else entry
+
+
+COMPARED = "Bold: the second method is better by more than the standard error; italic: the first one is."
+
+
+def direct_table(results: Results) -> ResultTable:
+    """Table 2."""
+    columns = {"MF vs STAR": ("MF L3", "STAR L3", "MF"), "SGHMC vs STAR": ("SGHMC L3", "STAR L3", "SGHMC")}
+    sghmc = "SGHMC L3" if "SGHMC L3" in results.labels else "SGHMC L2"
+    columns["SGHMC vs STAR"] = (sghmc, "STAR L3", "SGHMC")
+    rows = {}
+    for data in results.data:
+        numbers = paper.STAR_BEATS.get(data, {})
+        rows[data] = {
+            name: _compared(Entry.of(results.wins("extrapolation", data, a, b).tolist(), numbers.get(theirs)), 0.5)
+            for name, (a, b, theirs) in columns.items()
+        }
+    note = f"{COMPARED} MF and STAR with three layers; {sghmc}."
+    title = "Extrapolation: fraction of test points to which the second method gives a larger density"
+    return ResultTable("2", title, note, tuple(columns), rows)
+
+
+def differences_table(results: Results) -> ResultTable:
+    """Table S2; our own MF, STAR and FC have natural gradients throughout, those called Adam have not."""
+    sghmc = "SGHMC L3" if "SGHMC L3" in results.labels else "SGHMC L2"
+    columns: dict[str, tuple[str, str, bool]] = {
+        "MF vs STAR (dif)": ("MF L3", "STAR L3", True),
+        "SGHMC vs STAR (dif)": (sghmc, "STAR L3", True),
+        "MF NG vs FC NG": ("MF L3", "FC L3", False),
+        "MF NG vs FC NG (dif)": ("MF L3", "FC L3", True),
+        "MF NG vs MF": ("MF L3", "MF L3 Adam", False),
+        "MF Adam vs STAR Adam": ("MF L3 Adam", "STAR L3 Adam", False),
+        "MF Adam vs STAR Adam (dif)": ("MF L3 Adam", "STAR L3 Adam", True),
+    }
+    rows: dict[str, dict[str, Entry]] = {}
+    for data in results.data:
+        rows[data] = {}
+        for name, (first, second, is_difference) in columns.items():
+            compare = results.gains if is_difference else results.wins
+            values = compare("extrapolation", data, first, second).tolist()
+            cell = paper.DIFFERENCES.get(data, {}).get(name)
+            rows[data][name] = _compared(Entry.of(values, cell), 0.0 if is_difference else 0.5)
+    note = (
+        f"{COMPARED} (dif): mean difference of the log-likelihood; otherwise the fraction of test points. NG: trained "
+        "with natural gradients, as all of ours are unless they are called Adam."
+    )
+    title = "Extrapolation: more direct comparisons"
+    return ResultTable("S2", title, note, _columns(rows), rows, digits=3)
+
+
+def elbo_table(results: Results) -> ResultTable:
+    """Table S3, with STAR."""
+    columns = {"MF L3": "MF", "STAR L3": "", "FC L3": "FC"}
+    rows = {}
+    for data in results.data:
+        numbers = paper.ELBO.get(data, {})
+        entries = {
+            label: results.entry("interpolation", data, label, "elbo", numbers.get(theirs))
+            for label, theirs in columns.items()
+        }
+        for label, entry in entries.items():
+            if label != "MF L3" and _apart(entry, entries["MF L3"]):
+                entries[label] = entry.marked("bold")
+        rows[data] = entries
+    note = "Bold: larger than mean field by more than both standard errors."
+    return ResultTable("S3", "ELBO of three-layer models", note, tuple(columns), rows, digits=0)
+
+
+SCORES = {
+    "log_likelihood": "log-likelihood",
+    "rmse": "RMSE",
+    "crps": "CRPS",
+    "coverage": "inside 90 %",
+    "calibration_error": "calibration error",
+    "elbo": "ELBO",
+    "seconds": "seconds",
+    "effective_samples": "effective samples",
+}
+"""Recorded quantities, and their headings."""
+
+
+def scores_table(results: Results, experiment: str) -> ResultTable:
+    """Every method on every data set with all scores."""
+    rows = {}
+    for data in results.data:
+        for label in results.labels:
+            if results.runs(experiment, data, label):
+                entries = {heading: results.entry(experiment, data, label, what) for what, heading in SCORES.items()}
+                rows[f"{data}, {label}"] = entries
+    note = "Means over splits, with standard errors, in the units of the targets."
+    return ResultTable(f"scores-{experiment}", f"All scores, {experiment}", note, _columns(rows), rows, digits=3)
+
+
+TABLES: dict[str, Callable[[Results], ResultTable]] = {
+    "1": interpolation_table,
+    "2": direct_table,
+    "S1": extrapolation_table,
+    "S2": differences_table,
+    "S3": elbo_table,
+    "scores-interpolation": lambda results: scores_table(results, "interpolation"),
+    "scores-extrapolation": lambda results: scores_table(results, "extrapolation"),
+}
+"""By name."""
+
+# --- From numbers to text -------------------------------------------------------------------------
+
+
+def as_text(table: ResultTable) -> str:
+    """For a terminal: bold is *, italic /, underlined _."""
+    signs = {"bold": "*", "italic": "/", "underline": "_"}
+    lines = table.cells(lambda text, marks: text + "".join(signs[mark] for mark in sorted(marks)))
+    return "\n".join([f"{table.name}: {table.title}", *_aligned(["", *table.columns], lines), _legend(table, signs)])
+
+
+def as_markdown(table: ResultTable) -> str:
+    signs = {"bold": "**", "italic": "*", "underline": ""}
+
+    def mark(text: str, marks: frozenset[str]) -> str:
+        for name in sorted(marks):
+            text = f"<u>{text}</u>" if name == "underline" else f"{signs[name]}{text}{signs[name]}"
+        return text
+
+    header = ["", *table.columns]
+    lines = ["| " + " | ".join(cell.strip() for cell in line) + " |" for line in [header, *table.cells(mark)]]
+    lines.insert(1, "|" + "---|" * len(header))
+    return "\n".join([f"**{table.title}**", "", *lines, "", _legend(table)])
+
+
+def as_latex(table: ResultTable) -> str:
+    commands = {"bold": "textbf", "italic": "textit", "underline": "underline"}
+
+    def mark(text: str, marks: frozenset[str]) -> str:
+        for name in sorted(marks):
+            text = f"\\{commands[name]}{{{text}}}"
+        return text
+
+    def line(cells: Sequence[str]) -> str:
+        inner = (cell.strip().replace("_", r"\_").replace("%", r"\%").replace(MISSING, "--") for cell in cells)
+        return " & ".join(inner) + r" \\"
+
+    body = "\n".join(line(cells) for cells in table.cells(mark))
+    head = line(["", *table.columns])
+    caption = f"{table.title}. {_legend(table)}".replace("%", r"\%")
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{caption}}}",
+            rf"\begin{{tabular}}{{l{'c' * len(table.columns)}}}",
+            r"\hline",
+            head,
+            r"\hline",
+            body,
+            r"\hline",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
+
+
+def as_html(table: ResultTable) -> str:
+    tags = {"bold": "b", "italic": "i", "underline": "u"}
+
+    def mark(text: str, marks: frozenset[str]) -> str:
+        for name in sorted(marks):
+            text = f"<{tags[name]}>{text}</{tags[name]}>"
+        return text
+
+    head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in ["", *table.columns])
+    body = []
+    for line in table.cells(mark):
+        kind = ' class="soft"' if line[0].startswith(" ") else ""
+        first, *rest = line
+        cells = f"<td>{html.escape(first.strip())}</td>" + "".join(f"<td>{cell}</td>" for cell in rest)
+        body.append(f"<tr{kind}>{cells}</tr>")
+    return (
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+        f'<p class="soft">{html.escape(_legend(table))}</p>'
+    )
+
+
+def _legend(table: ResultTable, signs: dict[str, str] | None = None) -> str:
+    counted = "In square brackets: the number of splits."
+    spoken = " ".join(f"{sign} {name}." for name, sign in (signs or {}).items())
+    return f"{table.note} {counted} {spoken}".strip()
+
+
+def _aligned(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in [header, *lines]
+    ]
+
+
+FORMATS: dict[str, Callable[[ResultTable], str]] = {
+    "text": as_text,
+    "markdown": as_markdown,
+    "latex": as_latex,
+    "html": as_html,
+}
+"""How a table can be written."""

@@ -1,0 +1,256 @@
+"""The paper's tables from made-up runs whose means, errors and marks are known."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from structured_dgp.cli import app
+from structured_dgp.exceptions import InputError
+from structured_dgp.experiments import figures, paper
+from structured_dgp.experiments.commands import parse_splits
+from structured_dgp.experiments.figures import Drawing
+from structured_dgp.experiments.methods import parse_method
+from structured_dgp.experiments.page import make_report
+from structured_dgp.experiments.store import Run, Store
+from structured_dgp.experiments.tables import FORMATS, TABLES, Entry, Results, as_html, as_latex, as_markdown, as_text
+
+matplotlib.use("Agg")
+
+
+def a_run(
+    label: str, split: int, density: Any, experiment: str = "interpolation", data: str = "boston", **more: Any
+) -> Run:
+    density = np.asarray(density, np.float64)
+    record = {"label": label, "log_likelihood": float(density.mean()), "split_digest": f"{data}{split}", **more}
+    return Run(f"{label}-{experiment}-{data}-{split}", experiment, data, "mf", split, "done", record, density)
+
+
+def some_runs() -> list[Run]:
+    """Two splits of three methods, with numbers that are easy to check by hand."""
+    runs = []
+    for experiment in ("interpolation", "extrapolation"):
+        for split, shift in enumerate((0.0, 0.2)):
+            base = np.array([-3.0, -2.0, -1.0, -2.0]) + shift
+            for label, change in (("SGP", 0.0), ("MF L3", -1.0), ("STAR L3", np.array([0.5, 0.5, 0.5, -2.0]))):
+                elbo = {"SGP": None, "MF L3": -500.0 + split, "STAR L3": -300.0 + split}[label]
+                runs.append(a_run(label, split, base + change, experiment, elbo=elbo, seconds=2.0))
+    return runs
+
+
+def test_means_errors_and_numbers_of_splits() -> None:
+    table = TABLES["1"](Results(some_runs()))
+    entry = table.rows["boston"]["STAR L3"]
+    values = [-2.125, -1.925]
+    assert entry.mean == pytest.approx(np.mean(values))
+    assert entry.error == pytest.approx(np.std(values, ddof=1) / np.sqrt(2))
+    assert (entry.n, entry.paper) == (2, paper.INTERPOLATION["boston"]["STAR L3"])
+    missing = table.rows["boston"]["SGHMC L2"]
+    assert (missing.n, missing.paper) == (0, (-2.51, 0.07))
+
+
+def test_bold_is_as_good_as_the_sparse_gp() -> None:
+    rows = TABLES["1"](Results(some_runs())).rows["boston"]
+    # SGP -1.9; STAR -2.025 with an error of 0.1 does not reach it, MF even less
+    assert not rows["STAR L3"].marks
+    assert not rows["MF L3"].marks
+    better = [*some_runs(), *(a_run("STAR L2", split, np.full(4, -1.95 + 0.2 * split)) for split in range(2))]
+    assert TABLES["1"](Results(better)).rows["boston"]["STAR L2"].marks == {"bold"}
+
+
+def test_extrapolation_looks_at_both_tasks_and_underlines_what_is_apart() -> None:
+    runs = some_runs()
+    for split in range(2):
+        runs.append(a_run("STAR L2", split, np.full(4, -1.9 + 0.2 * split)))
+        runs.append(a_run("STAR L2", split, np.full(4, -1.0 + 0.01 * split), "extrapolation"))
+        runs.append(a_run("MF L2", split, np.full(4, -9.0)))
+        runs.append(a_run("MF L2", split, np.full(4, -1.0), "extrapolation"))
+    rows = TABLES["S1"](Results(runs)).rows["boston"]
+    assert rows["STAR L2"].marks == {"bold", "underline"}
+    assert not rows["MF L2"].marks  # better away from the data, but not near it
+
+
+def test_direct_comparison_counts_test_points_of_the_same_rows() -> None:
+    entry = TABLES["2"](Results(some_runs())).rows["boston"]["MF vs STAR"]
+    assert (entry.mean, entry.n) == (0.75, 2)  # three of four points, in both splits
+    assert entry.marks == {"bold"}
+    assert entry.paper == (0.55, 0.04)
+    runs = some_runs()
+    changed = [
+        r
+        if r.key != "MF L3-extrapolation-boston-0"
+        else a_run("MF L3", 0, r.log_density, "extrapolation", split_digest="x")
+        for r in runs
+    ]
+    with pytest.raises(InputError, match="different rows"):
+        TABLES["2"](Results(changed))
+
+
+def test_differences_and_elbo() -> None:
+    results = Results(some_runs())
+    gain = TABLES["S2"](results).rows["boston"]["MF vs STAR (dif)"]
+    assert gain.mean == pytest.approx(0.875)
+    rows = TABLES["S3"](results).rows["boston"]
+    assert rows["STAR L3"].mean == pytest.approx(-299.5)
+    assert rows["STAR L3"].marks == {"bold"}
+    assert rows["FC L3"].n == 0
+
+
+def test_only_splits_that_both_have_are_compared() -> None:
+    runs = [run for run in some_runs() if not (run.split == 1 and run.record["label"] == "MF L3")]
+    assert TABLES["2"](Results(runs)).rows["boston"]["MF vs STAR"].n == 1
+
+
+def test_runs_with_different_options_do_not_mix() -> None:
+    first, *rest = some_runs()
+    other = Run("another", first.experiment, first.data, first.method, first.split, "done", first.record)
+    with pytest.raises(InputError, match="different options"):
+        Results([first, *rest, other])
+
+
+def test_every_format_has_every_number() -> None:
+    table = TABLES["2"](Results(some_runs()))
+    assert re.search(r"boston +0\.75\(0\.00\)\* \[2\] +–", as_text(table))
+    assert "| boston | **0.75(0.00)** [2] | – |" in as_markdown(table)
+    assert r"boston & \textbf{0.75(0.00)} [2] & -- \\" in as_latex(table)
+    assert "<td><b>0.75(0.00)</b> [2]</td><td>–</td>" in as_html(table)
+    for write in FORMATS.values():
+        assert "0.55(0.04)" in write(table)
+
+
+def test_one_split_has_no_error() -> None:
+    entry = Entry.of([1.0])
+    assert (entry.mean, entry.n, entry.spread) == (1.0, 1, 0.0)
+    assert np.isnan(entry.error)
+
+
+# --- Names of methods and splits ------------------------------------------------------------------
+
+
+def test_methods_by_name() -> None:
+    assert parse_method("sgp").label == "SGP"
+    assert parse_method("star").options == parse_method("star-l3").options == (("n_layers", 3),)
+    deep = parse_method("mf-l2-adam", preset="paper", max_steps=7, n_inducing=9)
+    assert deep.label == "MF L2 Adam"
+    expected = {"n_layers": 2, "optimizer": "adam", "preset": "paper", "max_steps": 7, "early_stopping": False}
+    assert dict(deep.options) == {**expected, "n_inducing": 9}
+    assert parse_method("boosting", max_steps=7).options == ()
+    assert dict(parse_method("sghmc-l1", max_steps=7, n_inducing=4).options) == {"n_layers": 1, "n_inducing": 4}
+    assert parse_method("fc_sampled").label == "FC sampled L3"
+    for wrong in ("magic", "forest-l2", "exact-adam", "star-3", ""):
+        with pytest.raises(InputError):
+            parse_method(wrong)
+
+
+def test_splits_by_number_range_and_list() -> None:
+    assert parse_splits("3") == [0, 1, 2]
+    assert parse_splits("2-4") == [2, 3, 4]
+    assert parse_splits("0,7,9-10") == [0, 7, 9, 10]
+    for wrong in ("x", "0", "5-3", "-1"):
+        with pytest.raises(InputError):
+            parse_splits(wrong)
+
+
+# --- The commands and the report ------------------------------------------------------------------
+
+
+def test_run_table_export_and_report_from_the_command_line(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((60, 2))
+    values = np.column_stack([x, np.sin(x[:, 0]) + 0.1 * rng.standard_normal(60)])
+    table, store = tmp_path / "own.csv", tmp_path / "out" / "runs.sqlite"
+    np.savetxt(table, values, delimiter=",", header="a,b,y", comments="")
+    runner = CliRunner()
+    run = ["bench", "run", "--data", str(table), "--methods", "exact,forest", "--splits", "2", "--store", str(store)]
+    first = runner.invoke(app, [*run, "--json"])
+    assert first.exit_code == 0, first.output
+    assert json.loads(first.output)["finished now"] == 8
+    again = json.loads(runner.invoke(app, [*run, "--json"]).output)
+    assert (again["finished now"], again["were there"]) == (0, 8)
+    shown = runner.invoke(app, ["bench", "table", "scores-interpolation", "--results", str(store)])
+    assert "exact GP" in shown.output
+    mean = np.mean([r.record["crps"] for r in Store(store).runs(experiment="interpolation", method="exact")])
+    assert f"{mean:.3f}" in shown.output
+    exported = tmp_path / "out" / "runs.csv"
+    assert runner.invoke(app, ["bench", "export", str(exported), "--store", str(store)]).exit_code == 0
+    from_csv = runner.invoke(app, ["bench", "table", "scores-interpolation", "--results", str(exported)])
+    assert from_csv.output == shown.output
+    page = tmp_path / "page.html"
+    made = runner.invoke(app, ["report", "--results", str(exported), "--output", str(page), "--figures", str(tmp_path)])
+    assert made.exit_code == 0, made.output
+    assert f"{mean:.3f}" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "run", "--methods", "magic"], "unknown method 'magic'"),
+        (["bench", "run", "--splits", "none"], "--splits none"),
+        (["bench", "run", "--experiment", "guess"], "unknown experiment"),
+        (["bench", "table", "--results", "nothing.sqlite"], "nothing.sqlite is not there"),
+        (["bench", "figure", "mona-lisa"], "unknown figure"),
+        (["bench", "export", "--store", "nothing.sqlite"], "nothing.sqlite is not there"),
+        (["report", "--results", "nothing.csv"], "nothing.csv is not there"),
+    ],
+)
+def test_what_cannot_be_done_is_said(arguments: list[str], message: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1
+    assert message in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_run_is_an_exit_code_and_a_sentence(tmp_path: Path) -> None:
+    command = ["bench", "run", "--data", str(tmp_path / "no.csv"), "--methods", "forest", "--splits", "1"]
+    result = CliRunner().invoke(app, [*command, "--store", str(tmp_path / "r.sqlite")])
+    assert result.exit_code == 1
+    assert "no.csv" in result.output
+
+
+def test_the_report_says_what_the_numbers_say(tmp_path: Path) -> None:
+    (tmp_path / "covariance.png").write_bytes(b"picture")
+    text = make_report(some_runs(), tmp_path).render()
+    # the paper has -2.43 ± 0.05 and -3.38 ± 0.18 for STAR L3 on boston, the made-up runs -2.025
+    gain = -2.025 - -2.43
+    assert f"STAR L3 is at least the paper&#x27;s value minus its standard error on boston ({gain:+.2f})." in text
+    assert "MF vs STAR: the second is better on boston." in text
+    assert text.count("data:image/png;base64,") == 2  # the covariances of the folder, and the ELBO of the runs
+    assert "2 + 2" in text
+    assert "http" not in re.sub(r"base64,[A-Za-z0-9+/=]*", "", text)
+
+
+def test_figures_from_runs_need_runs() -> None:
+    with pytest.raises(InputError, match="sdgp bench run"):
+        figures.elbo_figure(Drawing())
+    axes = figures.elbo_figure(Drawing(results=Results(some_runs()))).axes
+    assert [axis.get_title() for axis in axes] == ["boston (2 splits)"]
+
+
+@pytest.mark.parametrize("name", ["covariance", "convergence", "calibration", "normality"])
+def test_figures_that_train_are_drawn(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = figures.load("energy")
+    few = figures.Table("few", table.x[::12], table.y[::12], table.inputs, table.target)
+    monkeypatch.setattr(figures, "load", lambda *arguments: few)
+    monkeypatch.setattr(figures, "COUPLINGS", {"MF": "mf", "STAR": "star", "FC": "star"})  # FC compiles slowly
+    drawn = figures.FIGURES[name].draw(Drawing(n_inducing=5, steps=4))
+    paths = figures.write_figure(name, drawn, tmp_path)
+    assert [path.suffix for path in paths] == [".svg", ".png"]
+    assert all(path.stat().st_size > 5_000 for path in paths)
+    assert len(drawn.axes) >= 2
+
+
+def test_the_run_time_is_that_of_a_compiled_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "step_seconds", lambda coupling, M, L, width: 1e-3 * M * L * width)
+    axes = figures.runtime_figure(Drawing()).axes
+    star = next(line for line in axes[0].get_lines() if line.get_label() == "STAR")
+    np.testing.assert_allclose(star.get_ydata(), [0.48, 0.96, 1.92, 3.84])
+    monkeypatch.undo()
+    assert figures.step_seconds("mf", 4, 1, 1, repeats=2) > 0.0
