@@ -9,6 +9,7 @@ import platform
 import shutil
 import time
 import traceback
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -169,12 +170,17 @@ def _run_and_store(task: Task, store: str, data_dir: str | None) -> tuple[str, b
 
 @contextmanager
 def _one_thread_each(n_jobs: int) -> Iterator[None]:
-    """While several processes are started, each is told to use one thread."""
+    """While several processes are started, each is told to use one thread.
+
+    That joblib replaces a process whose memory has grown, as it does with every compiled program, is not worth a word.
+    """
     wanted = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "OMP_NUM_THREADS": "1"} if n_jobs > 1 else {}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)
+            yield
     finally:
         for name, value in before.items():
             if value is None:
