@@ -17,7 +17,7 @@ from structured_dgp.exceptions import InputError
 from structured_dgp.experiments import figures, paper
 from structured_dgp.experiments.commands import parse_splits
 from structured_dgp.experiments.figures import Drawing
-from structured_dgp.experiments.methods import parse_method
+from structured_dgp.experiments.methods import method_text, parse_method
 from structured_dgp.experiments.page import make_report
 from structured_dgp.experiments.store import Run, Store
 from structured_dgp.experiments.tables import FORMATS, TABLES, Entry, Results, as_html, as_latex, as_markdown, as_text
@@ -127,8 +127,16 @@ def test_every_format_has_every_number() -> None:
 
 def test_one_split_has_no_error() -> None:
     entry = Entry.of([1.0])
-    assert (entry.mean, entry.n, entry.spread) == (1.0, 1, 0.0)
+    assert (entry.mean, entry.n) == (1.0, 1)
     assert np.isnan(entry.error)
+
+
+def test_one_split_is_not_marked() -> None:
+    results = Results(run for run in some_runs() if run.split == 0)
+    for name in ("1", "2", "S1", "S2", "S3"):
+        entries = TABLES[name](results).rows["boston"]
+        assert any(entry.n == 1 for entry in entries.values())
+        assert not any(entry.marks for entry in entries.values())
 
 
 # --- Names of methods and splits ------------------------------------------------------------------
@@ -144,6 +152,9 @@ def test_methods_by_name() -> None:
     assert parse_method("boosting", max_steps=7).options == ()
     assert dict(parse_method("sghmc-l1", max_steps=7, n_inducing=4).options) == {"n_layers": 1, "n_inducing": 4}
     assert parse_method("fc_sampled").label == "FC sampled L3"
+    for text in ("sgp", "mf-l2-adam", "sghmc-l1", "boosting", "fc_sampled-l3"):
+        method = parse_method(text, max_steps=3)
+        assert method_text(method.name, dict(method.options)) == text
     for wrong in ("magic", "forest-l2", "exact-adam", "star-3", ""):
         with pytest.raises(InputError):
             parse_method(wrong)
@@ -231,7 +242,7 @@ def test_figures_from_runs_need_runs() -> None:
     with pytest.raises(InputError, match="sdgp bench run"):
         figures.elbo_figure(Drawing())
     axes = figures.elbo_figure(Drawing(results=Results(some_runs()))).axes
-    assert [axis.get_title() for axis in axes] == ["boston (2 splits)"]
+    assert [axis.get_title() for axis in axes if axis.get_visible()] == ["boston (2 splits)"]
 
 
 @pytest.mark.parametrize("name", ["covariance", "convergence", "calibration", "normality"])

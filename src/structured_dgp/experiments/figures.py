@@ -212,10 +212,9 @@ def elbo_figure(drawing: Drawing) -> Figure:
     found = {data: values for data, values in found.items() if any(map(len, values))}
     if not found:
         raise InputError("the ELBO figure needs finished runs of mf-l3 and star-l3: make them with `sdgp bench run`.")
-    columns = min(4, len(found))
+    columns = 4
     lines = -(-len(found) // columns)
-    size = (3.2 * columns, 3.0 * lines)
-    figure, grid = plt.subplots(lines, columns, figsize=size, layout="constrained", squeeze=False)
+    figure, grid = plt.subplots(lines, columns, figsize=(12, 3.0 * lines), layout="constrained", squeeze=False)
     for axis in grid.flat[len(found) :]:
         axis.set_visible(False)
     for axis, (data, values) in zip(grid.flat, found.items(), strict=False):
@@ -224,7 +223,8 @@ def elbo_figure(drawing: Drawing) -> Figure:
         for box, name in zip(boxes["boxes"], names, strict=True):
             box.set_facecolor(COLORS[name])
             box.set_alpha(0.6)
-        axis.set(title=f"{data} ({max(map(len, values))} splits)", ylabel="ELBO")
+        count = max(map(len, values))
+        axis.set(title=f"{data} ({count} split{'s' * (count > 1)})", ylabel="ELBO")
     return figure
 
 

@@ -75,3 +75,9 @@ def parse_method(
     if name in PLACED and n_inducing is not None:
         options["n_inducing"] = n_inducing
     return Method(label, name, tuple(sorted(options.items())))
+
+
+def method_text(name: str, options: dict[str, Any]) -> str:
+    """The text from which :func:`parse_method` makes this method."""
+    layers = f"-l{options['n_layers']}" if name in LAYERS and "n_layers" in options else ""
+    return name + layers + "-adam" * (options.get("optimizer") == "adam")

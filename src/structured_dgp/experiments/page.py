@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from structured_dgp.experiments.figures import FIGURES, Drawing
+from structured_dgp.experiments.methods import method_text
 from structured_dgp.experiments.splits import SPLITS
 from structured_dgp.experiments.store import Run
 from structured_dgp.experiments.tables import TABLES, Results, ResultTable, as_html
@@ -30,7 +31,7 @@ def make_report(runs: list[Run], figures: Path | None = None, source: str = "run
         table = make(results)
         if not any(entry.n for entries in table.rows.values() for entry in entries.values()):
             continue
-        page.heading(f"{'Table ' if name in ('1', '2', 'S1', 'S2', 'S3') else ''}{name}: {table.title}")
+        page.heading(f"Table {name}: {table.title}" if table.counted else table.title)
         page.markup(as_html(table))
         for sentence in findings(table):
             page.paragraph(sentence)
@@ -58,10 +59,24 @@ def _what_was_run(page: Page, runs: list[Run], results: Results) -> None:
         "the number of its split; training and test rows are the same for all methods."
     )
     page.paragraph("Runs that are there are not repeated, so this goes on where it was left:")
-    page.command(
-        f"sdgp bench run --experiment {','.join(SPLITS)} --data {','.join(results.data)} "
-        "--methods sgp,mf-l3,star-l3 --splits 10"
-    )
+    page.command(_command(runs, results))
+
+
+def _command(runs: list[Run], results: Results) -> str:
+    """What to type to make these runs; of options, those that all runs share."""
+    known = [(run.method, dict(run.record.get("options", {}))) for run in runs]
+    methods = dict.fromkeys(method_text(name, options) for name, options in known)
+    parts = [
+        "sdgp bench run",
+        f"--experiment {','.join(name for name in SPLITS if any(run.experiment == name for run in runs))}",
+        f"--data {','.join(results.data)}",
+        f"--methods {','.join(sorted(methods))}",
+        f"--splits {max(run.split for run in runs) + 1 if runs else 0}",
+    ]
+    for option, flag in (("preset", "--preset"), ("max_steps", "--steps"), ("n_inducing", "--inducing")):
+        values = {options[option] for _, options in known if option in options}
+        parts += [f"{flag} {value}" for value in values] if len(values) == 1 else []
+    return " ".join(parts)
 
 
 def _machines(runs: list[Run]) -> str:
@@ -98,7 +113,7 @@ def _against_paper(table: ResultTable) -> list[str]:
     if reached:
         sentences.append(f"{OURS} is at least the paper's value minus its standard error on {', '.join(reached)}.")
     if missed:
-        sentences.append(f"It is below that on {', '.join(missed)}.")
+        sentences.append(f"{OURS} is below the paper's value minus its standard error on {', '.join(missed)}.")
     return sentences
 
 

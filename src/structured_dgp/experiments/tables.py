@@ -12,6 +12,7 @@ from jaxtyping import Float
 from structured_dgp.exceptions import InputError
 from structured_dgp.experiments import paper
 from structured_dgp.experiments.data import SOURCES
+from structured_dgp.experiments.methods import TITLES
 from structured_dgp.experiments.paper import Cell
 from structured_dgp.experiments.store import Run
 
@@ -44,11 +45,6 @@ class Entry:
     def marked(self, *marks: str) -> Entry:
         return replace(self, marks=self.marks | set(marks))
 
-    @property
-    def spread(self) -> float:
-        """The standard error, zero where a single split has none."""
-        return self.error if np.isfinite(self.error) else 0.0
-
 
 @dataclass(frozen=True)
 class ResultTable:
@@ -59,7 +55,10 @@ class ResultTable:
     note: str
     columns: tuple[str, ...]
     rows: dict[str, dict[str, Entry]]
-    digits: int = 2
+    digits: int | dict[str, int] = 2
+    """For all columns, or for each."""
+    counted: bool = True
+    """Whether cells show their number of splits."""
 
     def cells(self, mark: Callable[[str, frozenset[str]], str]) -> list[list[str]]:
         """Two lines for each data set, ours and the paper's where it has one; ``mark`` marks a text."""
@@ -68,18 +67,20 @@ class ResultTable:
             ours = [data]
             for column in self.columns:
                 entry = entries[column]
-                ours.append(mark(self._text((entry.mean, entry.error)), entry.marks) + f" [{entry.n}]" * bool(entry.n))
+                count = f" [{entry.n}]" if entry.n and self.counted else ""
+                ours.append(mark(self._text((entry.mean, entry.error), column), entry.marks) + count)
             lines.append([cell or MISSING for cell in ours])
-            theirs = [self._text(entries[column].paper) for column in self.columns]
+            theirs = [self._text(entries[column].paper, column) for column in self.columns]
             if any(theirs):
                 lines.append(["  paper", *(cell or MISSING for cell in theirs)])
         return lines
 
-    def _text(self, cell: Cell | None) -> str:
+    def _text(self, cell: Cell | None, column: str) -> str:
         if cell is None or not np.isfinite(cell[0]):
             return ""
-        error = f"({cell[1]:.{self.digits}f})" if np.isfinite(cell[1]) else ""
-        return f"{cell[0]:.{self.digits}f}{error}"
+        digits = self.digits if isinstance(self.digits, int) else self.digits[column]
+        error = f"({cell[1]:.{digits}f})" if np.isfinite(cell[1]) else ""
+        return f"{cell[0]:.{digits}f}{error}"
 
 
 # --- From runs to numbers -------------------------------------------------------------------------
@@ -103,7 +104,9 @@ class Results:
             splits[run.split] = run
         order = {name: index for index, name in enumerate(SOURCES)}
         self.data = sorted({data for _, data, _ in self._runs}, key=lambda name: (order.get(name, len(order)), name))
-        self.labels = list(dict.fromkeys(label for _, _, label in self._runs))
+        methods = {label: run.method for (_, _, label), runs in self._runs.items() for run in runs.values()}
+        ranks = {name: index for index, name in enumerate(TITLES)}
+        self.labels = sorted(methods, key=lambda label: (ranks.get(methods[label], len(ranks)), label))
 
     def runs(self, experiment: str, data: str, label: str) -> dict[int, Run]:
         """Split -> run."""
@@ -163,12 +166,12 @@ def _likelihoods(results: Results, experiment: str, numbers: dict[str, dict[str,
 
 def _as_good(entry: Entry, base: Entry) -> bool:
     """Whether the mean, with its standard error, reaches that of the baseline."""
-    return bool(entry.n and base.n and entry.mean + entry.spread >= base.mean)
+    return min(entry.n, base.n) > 1 and entry.mean + entry.error >= base.mean
 
 
 def _apart(entry: Entry, base: Entry) -> bool:
     """Whether the mean is larger and the intervals of one standard error do not overlap."""
-    return bool(entry.n and base.n and entry.mean - entry.spread > base.mean + base.spread)
+    return min(entry.n, base.n) > 1 and entry.mean - entry.error > base.mean + base.error
 
 
 def interpolation_table(results: Results) -> ResultTable:
@@ -217,9 +220,9 @@ def _columns(rows: dict[str, dict[str, Entry]]) -> tuple[str, ...]:
 
 def _compared(entry: Entry, draw: float) -> Entry:
     """Bold if the second method is better by more than the standard error, italic if the first one is."""
-    if entry.n and entry.mean > draw + entry.spread:
+    if entry.n > 1 and entry.mean > draw + entry.error:
         return entry.marked("bold")
-    return entry.marked("italic") if entry.n and entry.mean < draw - entry.spread else entry
+    return entry.marked("italic") if entry.n > 1 and entry.mean < draw - entry.error else entry
 
 
 COMPARED = "Bold: the second method is better by more than the standard error; italic: the first one is."
@@ -289,16 +292,16 @@ def elbo_table(results: Results) -> ResultTable:
 
 
 SCORES = {
-    "log_likelihood": "log-likelihood",
-    "rmse": "RMSE",
-    "crps": "CRPS",
-    "coverage": "inside 90 %",
-    "calibration_error": "calibration error",
-    "elbo": "ELBO",
-    "seconds": "seconds",
-    "effective_samples": "effective samples",
+    "log_likelihood": ("log-likelihood", 3),
+    "rmse": ("RMSE", 3),
+    "crps": ("CRPS", 3),
+    "coverage": ("inside 90 %", 3),
+    "calibration_error": ("calibration error", 3),
+    "elbo": ("ELBO", 0),
+    "effective_samples": ("effective samples", 0),
+    "seconds": ("seconds", 0),
 }
-"""Recorded quantities, and their headings."""
+"""Recorded quantities, their headings and digits."""
 
 
 def scores_table(results: Results, experiment: str) -> ResultTable:
@@ -306,11 +309,15 @@ def scores_table(results: Results, experiment: str) -> ResultTable:
     rows = {}
     for data in results.data:
         for label in results.labels:
-            if results.runs(experiment, data, label):
-                entries = {heading: results.entry(experiment, data, label, what) for what, heading in SCORES.items()}
-                rows[f"{data}, {label}"] = entries
+            count = len(results.runs(experiment, data, label))
+            if count:
+                rows[f"{data}, {label}"] = {"splits": Entry(float(count), n=count)} | {
+                    heading: results.entry(experiment, data, label, what) for what, (heading, _) in SCORES.items()
+                }
     note = "Means over splits, with standard errors, in the units of the targets."
-    return ResultTable(f"scores-{experiment}", f"All scores, {experiment}", note, _columns(rows), rows, digits=3)
+    digits = {"splits": 0, **{heading: digits for heading, digits in SCORES.values()}}
+    title = f"All scores, {experiment}"
+    return ResultTable(f"scores-{experiment}", title, note, _columns(rows), rows, digits, counted=False)
 
 
 TABLES: dict[str, Callable[[Results], ResultTable]] = {
@@ -401,9 +408,9 @@ def as_html(table: ResultTable) -> str:
 
 
 def _legend(table: ResultTable, signs: dict[str, str] | None = None) -> str:
-    counted = "In square brackets: the number of splits."
+    counted = "In square brackets: the number of splits." if table.counted else ""
     spoken = " ".join(f"{sign} {name}." for name, sign in (signs or {}).items())
-    return f"{table.note} {counted} {spoken}".strip()
+    return " ".join(part for part in (table.note, counted, spoken) if part)
 
 
 def _aligned(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
