@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,8 @@ def test_every_method_fits_and_predicts_in_the_units_of_the_data(name: str) -> N
     assert estimator.predict_quantiles(NEW, (0.1, 0.9)).shape == (20, 2)
     assert np.isfinite(estimator.log_density(NEW, np.full(20, 10.0))).all()
     assert isinstance(estimator.score(X, Y), float)
+    again = pickle.loads(pickle.dumps(estimator)).predict(NEW, return_std=True)
+    np.testing.assert_array_equal(again, (mean, std))
 
 
 def test_an_unknown_method_is_refused_with_the_names() -> None:

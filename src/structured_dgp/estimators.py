@@ -76,7 +76,24 @@ class DistributionMixin:
         return self.predict_dist(X).log_prob(np.asarray(y, np.float64))
 
 
-class DeepGPEstimator(BaseEstimator):
+class PortableEstimator(BaseEstimator):
+    """An estimator whose pickles hold arrays as NumPy's, which keep their type wherever they are loaded."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())
+        if "model_" in state:
+            state["model_"] = jax.tree.map(lambda a: np.asarray(a) if eqx.is_array(a) else a, state["model_"])
+        return state
+
+    @wide_scope
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "model_" in state:
+            model = jax.tree.map(lambda a: jnp.asarray(a) if isinstance(a, np.ndarray) else a, state["model_"])
+            state = {**state, "model_": model}
+        super().__setstate__(state)
+
+
+class DeepGPEstimator(PortableEstimator):
     """What the regressor and the classifier share; see them for the parameters."""
 
     model_: DeepGP
@@ -230,20 +247,6 @@ class DeepGPEstimator(BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.non_deterministic = False
         return tags
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Arrays as NumPy's, which keep their type wherever they are loaded."""
-        state = dict(super().__getstate__())
-        if "model_" in state:
-            state["model_"] = jax.tree.map(lambda a: np.asarray(a) if eqx.is_array(a) else a, state["model_"])
-        return state
-
-    @wide_scope
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "model_" in state:
-            model = jax.tree.map(lambda a: jnp.asarray(a) if isinstance(a, np.ndarray) else a, state["model_"])
-            state = {**state, "model_": model}
-        super().__setstate__(state)
 
     _own_facts: ClassVar[tuple[str, ...]] = ()
     """Fitted attributes of a subclass that a model file holds beside the shared ones."""

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from structured_dgp.baselines.exact import ExactGP
 from structured_dgp.baselines.rivals import ForestRegressor, QuantileBoostingRegressor
 from structured_dgp.baselines.sghmc import SghmcSettings, sample
-from structured_dgp.estimators import DeepGPRegressor, DistributionMixin, layer_widths
+from structured_dgp.estimators import DeepGPRegressor, DistributionMixin, PortableEstimator, layer_widths
 from structured_dgp.exceptions import InputError
 from structured_dgp.initial import STARTS, KernelRule, initial_model, kernel_rule
 from structured_dgp.kernels import Kernel
@@ -24,7 +24,7 @@ from structured_dgp.prediction import Mixture
 from structured_dgp.scaling import Scaling, refuse_overflow
 
 
-class _StandardisedRegressor(DistributionMixin, RegressorMixin, BaseEstimator):
+class _StandardisedRegressor(DistributionMixin, RegressorMixin, PortableEstimator):
     """A regressor whose model sees standardised inputs and targets."""
 
     model_: Any
