@@ -73,10 +73,13 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, member: str | None) -
     return raw
 
 
+MADE = hashlib.sha256(b"x,y\n1.5,2\n3,1e-05\n").hexdigest()
+
+
 @pytest.mark.parametrize("member", [None, "folder/tiny.csv"])
 def test_a_download_ends_as_a_csv_file(member: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small(tmp_path, monkeypatch, member)
-    path = fetch("kin8nm", tmp_path / "cache")
+    path = fetch("kin8nm", tmp_path / "cache", MADE)
     assert path.read_text() == "x,y\n1.5,2\n3,1e-05\n"
     assert list((tmp_path / "cache").iterdir()) == [path]
 
@@ -85,11 +88,11 @@ def test_a_changed_download_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     small(tmp_path, monkeypatch, None)
     (tmp_path / "source").write_bytes(b"x,y\n1,2\n")
     with pytest.raises(InputError, match="has changed"):
-        fetch("kin8nm", tmp_path / "cache")
+        fetch("kin8nm", tmp_path / "cache", MADE)
     small(tmp_path, monkeypatch, "tiny.csv")
     (tmp_path / "source").write_bytes(b"not an archive")
     with pytest.raises(InputError, match=r"tiny\.csv"):
-        fetch("kin8nm", tmp_path / "cache")
+        fetch("kin8nm", tmp_path / "cache", MADE)
     assert not (tmp_path / "cache").exists()
 
 
@@ -99,8 +102,9 @@ def test_a_good_download_of_other_numbers_is_not_the_papers_data(
     small(tmp_path, monkeypatch, None)
     monkeypatch.delenv("SDGP_DATA", raising=False)
     monkeypatch.setattr("structured_dgp.experiments.data.pooch.os_cache", lambda name: tmp_path / "cache")
-    with pytest.raises(InputError, match="is not the data set of the paper"):
+    with pytest.raises(InputError, match="something else than the data set of the paper"):
         load("kin8nm")
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_raw_file_of_another_shape_is_refused() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from structured_dgp.experiments.methods import Method
 from structured_dgp.experiments.splits import SPLITS, extrapolation, interpolation
 from structured_dgp.experiments.store import Run, Store, read_runs
 from structured_dgp.experiments.sweep import Task, plan, run_sweep, run_task
+from structured_dgp.prediction import Mixture
+from structured_dgp.training.settings import PRESETS
 
 FOREST = [Method("forest", "forest", (("options", {"n_estimators": 60}),))]
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -216,6 +220,73 @@ def test_checkpoints_do_not_change_a_result(tmp_path: Path) -> None:
     resumed = run_task(task, scratch=str(tmp_path / "scratch"))
     for other in (kept, resumed):
         np.testing.assert_array_equal(plain.log_density, other.log_density)
+
+
+def test_a_run_that_loses_its_process_is_a_failed_run_and_the_rest_goes_on(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from structured_dgp.experiments import sweep
+from structured_dgp.experiments.methods import Method
+from structured_dgp.experiments.store import Run, Store
+
+def deadly(task, data_dir=None, scratch=None):
+    if task.split == 0:
+        os._exit(9)
+    return Run(task.key, task.experiment, "own", task.method, task.split, "done", {})
+
+def run_and_store(task, store, data_dir):  # in the worker, where the module is as it was
+    from structured_dgp.experiments import sweep
+    sweep.run_task = deadly
+    return sweep._run_and_store(task, store, data_dir)
+
+sweep._run_and_store = run_and_store
+tasks = sweep.plan(["interpolation"], ["energy"], [Method("forest", "forest")], range(6))
+print(sweep.run_sweep(tasks, sys.argv[1], n_jobs=2, verbose=0))
+(failed,) = Store(sys.argv[1]).runs(state="failed")
+print(failed.split, failed.record["error"].split(":")[0])
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "r.sqlite")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["(5, 1)", "0 TerminatedWorkerError"]
+
+
+def test_densities_that_are_not_finite_are_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mixture, "log_prob", lambda self, y: np.full(len(y), np.nan))
+    run = run_task(Task("interpolation", str(write_table(tmp_path)), "forest", 0, FOREST[0].options))
+    assert run.state == "failed"
+    assert "6 log densities" in run.record["error"]
+    assert "split_digest" in run.record
+
+
+def test_other_defaults_are_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Task("interpolation", "energy", "mf", 0)
+    before = task.key
+    monkeypatch.setitem(PRESETS, "default", PRESETS["default"].changed(learning_rate=0.03))
+    assert task.key != before
+
+
+def test_a_table_is_known_by_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_table(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    keys = {plan(["interpolation"], [name], FOREST, [0])[0].key for name in (str(path), "own.csv", "./own.csv")}
+    assert len(keys) == 1
+    assert run_task(plan(["interpolation"], ["own.csv"], FOREST, [0])[0]).data == "own"
+
+
+def test_the_embedded_tables_are_the_papers() -> None:
+    for name in ("energy", "concrete"):
+        path = resources.files("structured_dgp") / "data" / f"{name}.csv"
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == SOURCES[name].sha256
+
+
+def test_equal_rows_stay_in_order_whatever_the_machine() -> None:
+    x = np.repeat(np.random.default_rng(0).standard_normal((10, 3)), 4, axis=0)
+    split = extrapolation(x, 0)
+    halves = {
+        row: {int(i) for i in part if (x[i] == x[row]).all()} for part in (split.train,) for row in map(int, part)
+    }
+    assert all(same == set(range(min(same), min(same) + len(same))) for same in halves.values())
 
 
 def test_processes_give_the_same_results_as_one(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from structured_dgp.exceptions import StructuredDGPError, StructuredDGPWarning
 
@@ -47,7 +48,7 @@ def tell(facts: dict[str, Any], as_json: bool) -> None:
     for name, value in facts.items():
         nested = value.items() if isinstance(value, dict) else [("", value)]
         for inner, each in nested:
-            table.add_row(f"{name} {inner}".replace("_", " ").strip(), _text(each))
+            table.add_row(f"{name} {inner}".replace("_", " ").strip(), Text(_text(each)))
     Console().print(table)
 
 

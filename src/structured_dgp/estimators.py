@@ -178,11 +178,12 @@ class DeepGPEstimator(PortableEstimator):
             self.x_scaling_ = Scaling.of(x)
             refuse_overflow(self.x_scaling_, "X")
             model = self._initial_model(x, y, likelihood, seed)
+        self.training_settings_ = self._training_settings(seed, len(x))
         trained = train(
             model,
             self.x_scaling_.to_standard(x),
             y,
-            self._training_settings(seed, len(x)),
+            self.training_settings_,
             checkpoint=self.checkpoint,
             verbose=self.verbose,
         )

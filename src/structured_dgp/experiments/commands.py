@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -20,9 +20,12 @@ Results = Annotated[Path, typer.Option("--results", help="Store of runs, or a CS
 DataDir = Annotated[str | None, typer.Option(help="A folder with NAME.csv of the data sets. [default: $SDGP_DATA]")]
 
 
-def _split(text: str) -> list[str]:
+def _split(text: str, option: str) -> list[str]:
     """The parts of a list with commas, each once."""
-    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not parts:
+        raise InputError(f"{option} names nothing.")
+    return parts
 
 
 def parse_splits(text: str) -> list[int]:
@@ -30,9 +33,12 @@ def parse_splits(text: str) -> list[int]:
     numbers: list[int] = []
     try:
         if "," in text or "-" in text:
-            for part in _split(text):
+            for part in _split(text, "--splits"):
                 first, _, last = part.partition("-")
-                numbers += range(int(first), int(last or first) + 1)
+                found = range(int(first), int(last or first) + 1)
+                if not found:
+                    raise InputError(f"--splits {text}: there is no split in {part}.")
+                numbers += found
         else:
             numbers = list(range(int(text)))
     except ValueError as error:
@@ -72,15 +78,28 @@ def run(
 
     Example: `sdgp bench run --data energy,concrete --methods sgp,mf-l3,star-l3,boosting --splits 3 --jobs 2`
     """
+    from structured_dgp.experiments.data import check_name
     from structured_dgp.experiments.methods import parse_method
     from structured_dgp.experiments.store import Store
     from structured_dgp.experiments.sweep import plan, run_sweep
+    from structured_dgp.training.settings import as_settings
 
     with sentences():
-        chosen = [parse_method(name, preset=preset, max_steps=steps, n_inducing=inducing) for name in _split(methods)]
-        tasks = plan(_split(experiment), _split(data), chosen, parse_splits(splits))
-        done, failed = run_sweep(tasks, store, n_jobs=jobs, cluster=cluster, data_dir=data_dir)
-        errors = sorted({str(each.record["error"]) for each in Store(store).runs(state="failed")}) if failed else []
+        as_settings(preset)
+        for option, number in (("--steps", steps), ("--inducing", inducing)):
+            if number is not None and number < 1:
+                raise InputError(f"{option} must be at least 1; got {number}.")
+        if data_dir is not None and not Path(data_dir).is_dir():
+            raise InputError(f"--data-dir {data_dir} is not a folder.")
+        for name in _split(data, "--data"):
+            check_name(name)
+        options: dict[str, Any] = {"preset": preset, "max_steps": steps, "n_inducing": inducing}
+        chosen = [parse_method(name, **options) for name in _split(methods, "--methods")]
+        tasks = plan(_split(experiment, "--experiment"), _split(data, "--data"), chosen, parse_splits(splits))
+        done, failed = run_sweep(tasks, store, n_jobs=jobs, cluster=cluster, data_dir=data_dir, verbose=not as_json)
+        keys = {task.key for task in tasks}
+        bad = [run for run in Store(store).runs(state="failed") if run.key in keys]
+        errors = sorted({str(each.record["error"]) for each in bad})
     facts = {"finished now": done, "were there": len(tasks) - done - failed, "failed": failed, "store": str(store)}
     tell({**facts, **({"errors": errors} if errors else {})}, as_json)
     if failed:
@@ -108,6 +127,7 @@ def table(
         found = tables.Results(read_runs(results))
         texts = [tables.FORMATS[form](_known(tables.TABLES, name, "table")(found)) for name in names or tables.TABLES]
         if output is not None:
+            output.parent.mkdir(parents=True, exist_ok=True)
             with replacing(output) as file:
                 file.write(("\n\n".join(texts) + "\n").encode())
     if output is None:
@@ -136,11 +156,13 @@ def figure(
     from structured_dgp.experiments.tables import Results as Found
 
     with sentences():
-        for name in names or list(FIGURES):
-            kind = _known(FIGURES, name, "figure")
-            runs = Found(read_runs(results) if kind.from_runs else [])
+        kinds = {name: _known(FIGURES, name, "figure") for name in names or FIGURES}
+        runs = Found(read_runs(results) if any(kind.from_runs for kind in kinds.values()) else [])
+        given = {"--data": data, "--steps": steps, "--inducing": inducing}
+        flags = "".join(f" {flag} {value}" for flag, value in given.items() if value is not None)
+        for name, kind in kinds.items():
             drawn = kind.draw(Drawing(data, data_dir, inducing, steps, runs))
-            for path in write_figure(name, drawn, output):
+            for path in write_figure(name, drawn, output, f"sdgp bench figure {name}{flags}"):
                 typer.echo(path)
 
 

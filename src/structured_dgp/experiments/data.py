@@ -58,8 +58,13 @@ def load(name: str, folder: str | Path | None = None) -> Table:
         path = Path(place) / f"{name}.csv" if place else None
         if path is not None and path.is_file():
             return _checked(read_table(path), path)
-    path = fetch(name, Path(pooch.os_cache("structured-dgp")))
-    return _checked(read_table(path), path)
+    return read_table(fetch(name, Path(pooch.os_cache("structured-dgp")), SOURCES[name].sha256))
+
+
+def check_name(name: str) -> None:
+    """Refuse what is neither a data set of the paper nor a CSV file that is there."""
+    if name not in SOURCES and not (name.endswith(".csv") and Path(name).is_file()):
+        raise InputError(f"unknown data set {name!r}: use one of {', '.join(SOURCES)}, or the path of a CSV file.")
 
 
 def read_table(path: Path) -> Table:
@@ -80,7 +85,7 @@ def _checked(table: Table, path: Path) -> Table:
     if found != SOURCES[table.name].sha256:
         raise InputError(
             f"{path.name} is not the data set of the paper: its sha256 is {found[:12]}..., not "
-            f"{SOURCES[table.name].sha256[:12]}.... Give it another name to use it as your own."
+            f"{SOURCES[table.name].sha256[:12]}.... Remove it, or give it another name to use it as your own: {path}"
         )
     return table
 

@@ -115,19 +115,25 @@ OFFICIAL: dict[str, Official] = {
 """By name."""
 
 
-def fetch(name: str, folder: Path) -> Path:
-    """Download a data set into ``folder`` and return the path of its CSV file."""
+class NotHereError(InputError):
+    """A data set that is neither on this machine nor can be downloaded."""
+
+
+def fetch(name: str, folder: Path, sha256: str) -> Path:
+    """Download a data set into ``folder`` and return the path of its CSV file, which has this hash."""
     source = OFFICIAL[name]
     with tempfile.TemporaryDirectory() as temporary:
         try:
             path = Path(pooch.retrieve(source.address, known_hash=None, path=temporary, fname="raw"))
         except Exception as error:  # the libraries below have many errors for a network that fails
-            raise InputError(
+            raise NotHereError(
                 f"{name} is not here and cannot be downloaded ({type(error).__name__}): name the folder that holds "
                 f"{name}.csv with --data-dir, or with SDGP_DATA."
             ) from error
         raw = raw_file(path, source)
     text = convert(name, raw)
+    if hashlib.sha256(text).hexdigest() != sha256:
+        raise InputError(f"the official file of {name} was converted to something else than the data set of the paper.")
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / f"{name}.csv") as file:
         file.write(text)

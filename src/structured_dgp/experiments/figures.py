@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +20,9 @@ from structured_dgp import metrics, plots
 from structured_dgp.baselines import SGHMCRegressor, plot_normality
 from structured_dgp.datasets import Table
 from structured_dgp.estimators import DeepGPRegressor
-from structured_dgp.exceptions import InputError
+from structured_dgp.exceptions import InputError, StructuredDGPWarning
 from structured_dgp.experiments.data import load
+from structured_dgp.experiments.download import NotHereError
 from structured_dgp.experiments.splits import Split, extrapolation, interpolation
 from structured_dgp.experiments.tables import Results
 from structured_dgp.initial import Start, initial_model
@@ -52,9 +54,10 @@ class Drawing:
     def table(self, own: str = "concrete") -> Table:
         try:
             return load(self.data or own, self.data_dir)
-        except InputError:
+        except NotHereError as error:
             if self.data is not None:
                 raise
+            warnings.warn(f"{error} The figure is drawn with concrete instead.", StructuredDGPWarning, stacklevel=3)
             return load("concrete")
 
     def estimator(self, **options: Any) -> DeepGPRegressor:
@@ -288,9 +291,13 @@ FIGURES: dict[str, Kind] = {
 """By name."""
 
 
-def write_figure(name: str, figure: Figure, folder: Path) -> list[Path]:
-    """The figure as SVG and PNG on a white ground, which is readable in print and on light and dark pages."""
+def write_figure(name: str, figure: Figure, folder: Path, command: str = "") -> list[Path]:
+    """The figure as SVG and PNG on a white ground, which is readable in print and on light and dark pages.
+
+    The ``command`` that made it goes into a text file beside it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.txt").write_text(command or f"sdgp bench figure {name}", encoding="utf-8")
     paths = [folder / f"{name}.{suffix}" for suffix in ("svg", "png")]
     for path in paths:
         figure.savefig(path, dpi=150, facecolor="white")

@@ -26,7 +26,7 @@ def make_report(runs: list[Run], figures: Path | None = None, source: str = "run
         "direction). Lines marked paper are from Lindinger et al., Beyond the Mean-Field: Structured Deep Gaussian "
         "Processes Improve the Predictive Uncertainties, NeurIPS 2020."
     )
-    _what_was_run(page, runs, results)
+    _what_was_run(page, runs, results, source)
     for name, make in TABLES.items():
         table = make(results)
         if not any(entry.n for entries in table.rows.values() for entry in entries.values()):
@@ -41,7 +41,7 @@ def make_report(runs: list[Run], figures: Path | None = None, source: str = "run
     return page
 
 
-def _what_was_run(page: Page, runs: list[Run], results: Results) -> None:
+def _what_was_run(page: Page, runs: list[Run], results: Results, source: str) -> None:
     page.heading("What was run")
     header = ["method", *results.data]
     rows = []
@@ -59,24 +59,41 @@ def _what_was_run(page: Page, runs: list[Run], results: Results) -> None:
         "the number of its split; training and test rows are the same for all methods."
     )
     page.paragraph("Runs that are there are not repeated, so this goes on where it was left:")
-    page.command(_command(runs, results))
+    page.command("\n".join(commands(runs, source)))
 
 
-def _command(runs: list[Run], results: Results) -> str:
-    """What to type to make these runs; of options, those that all runs share."""
-    known = [(run.method, dict(run.record.get("options", {}))) for run in runs]
-    methods = dict.fromkeys(method_text(name, options) for name, options in known)
-    parts = [
-        "sdgp bench run",
-        f"--experiment {','.join(name for name in SPLITS if any(run.experiment == name for run in runs))}",
-        f"--data {','.join(results.data)}",
-        f"--methods {','.join(sorted(methods))}",
-        f"--splits {max(run.split for run in runs) + 1 if runs else 0}",
+def commands(runs: list[Run], source: str) -> list[str]:
+    """What to type to make these runs, in as few lines as they allow."""
+    splits: dict[tuple[str, ...], set[int]] = {}
+    for run in runs:
+        options = run.record.get("options", {})
+        flags = "".join(f" {flag} {options[name]}" for name, flag in FLAGS.items() if name in options)
+        row = (run.experiment, run.data, method_text(run.method, options), flags)
+        splits.setdefault(row, set()).add(run.split)
+    rows = [(*row, _splits_text(sorted(numbers))) for row, numbers in splits.items()]
+    for column in (2, 1, 0):  # methods, data sets, experiments
+        rows = _joined(rows, column)
+    store = "" if source.endswith(".csv") else f" --store {source}"
+    return [
+        f"sdgp bench run --experiment {experiment} --data {data} --methods {methods} --splits {numbers}{flags}{store}"
+        for experiment, data, methods, flags, numbers in rows
     ]
-    for option, flag in (("preset", "--preset"), ("max_steps", "--steps"), ("n_inducing", "--inducing")):
-        values = {options[option] for _, options in known if option in options}
-        parts += [f"{flag} {value}" for value in values] if len(values) == 1 else []
-    return " ".join(parts)
+
+
+def _joined(rows: list[tuple[str, ...]], column: int) -> list[tuple[str, ...]]:
+    """Rows that differ in one column only become one, with commas there."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        groups.setdefault((*row[:column], *row[column + 1 :]), []).append(row[column])
+    return [(*rest[:column], ",".join(values), *rest[column:]) for rest, values in groups.items()]
+
+
+FLAGS = {"preset": "--preset", "max_steps": "--steps", "n_inducing": "--inducing"}
+"""Options of a run, and how they are typed."""
+
+
+def _splits_text(numbers: list[int]) -> str:
+    return str(len(numbers)) if numbers == list(range(len(numbers))) else ",".join(map(str, numbers)) + ","
 
 
 def _machines(runs: list[Run]) -> str:
@@ -125,7 +142,7 @@ def _direct(table: ResultTable) -> list[str]:
             names = [data for data, entry in entries.items() if mark in entry.marks]
             if names:
                 sentences.append(f"{column}: {words} on {', '.join(names)}.")
-        open_ones = [data for data, entry in entries.items() if not entry.marks]
+        open_ones = [data for data, entry in entries.items() if not entry.marks and entry.n > 1]
         if open_ones:
             sentences.append(f"{column}: a draw, within one standard error, on {', '.join(open_ones)}.")
     return sentences
@@ -144,8 +161,10 @@ def _pictures(page: Page, results: Results, folder: Path | None, source: str) ->
         if not drawn:
             page.heading("Figures")
             drawn = True
-        if kind.from_runs:
+        if possible:
             page.picture(kind.draw(Drawing(results=results)), kind.caption)
+            page.command(f"sdgp bench figure {name} --results {source}")
         elif path is not None:
             page.image(path.read_bytes(), kind.caption)
-        page.command(f"sdgp bench figure {name}" + f" --results {source}" * kind.from_runs)
+            note = path.with_suffix(".txt")
+            page.command(note.read_text(encoding="utf-8").strip() if note.is_file() else f"sdgp bench figure {name}")

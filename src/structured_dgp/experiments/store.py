@@ -55,14 +55,16 @@ class Run:
 
 
 class Store:
-    """The runs in a file; made if it is not there."""
+    """The runs in a file; made if it is not there, unless it is ``read_only``."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, path: str | Path, read_only: bool = False) -> None:
+        self.path, self.read_only = Path(path), read_only
+        if not read_only:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._connected() as connection:
-            connection.executescript(SCHEMA)
-            connection.execute("INSERT OR IGNORE INTO facts VALUES ('format', ?)", (str(FORMAT),))
+            if not read_only:
+                connection.executescript(SCHEMA)
+                connection.execute("INSERT OR IGNORE INTO facts VALUES ('format', ?)", (str(FORMAT),))
             found = connection.execute("SELECT value FROM facts WHERE name = 'format'").fetchone()[0]
         if found != str(FORMAT):
             raise InputError(f"{self.path.name} has format {found}; this version uses format {FORMAT}.")
@@ -71,7 +73,8 @@ class Store:
     def _connected(self) -> Iterator[sqlite3.Connection]:
         """A connection whose changes are all made, or none of them."""
         try:
-            with closing(sqlite3.connect(self.path, timeout=TIMEOUT)) as connection, connection:
+            address = f"{self.path.resolve().as_uri()}?mode={'ro' if self.read_only else 'rwc'}"
+            with closing(sqlite3.connect(address, timeout=TIMEOUT, uri=True)) as connection, connection:
                 yield connection
         except sqlite3.DatabaseError as error:
             raise InputError(f"{self.path.name} cannot be used as a store of results: {error}.") from error
@@ -126,7 +129,7 @@ class Store:
         for run in runs:
             own = [getattr(run, name) for name in COLUMNS]
             values = [json.dumps(run.record[name]) if name in run.record else "" for name in names]
-            writer.writerow([*own, *values, " ".join(f"{value:.{DIGITS}f}" for value in run.log_density)])
+            writer.writerow([*own, *values, " ".join(f"{value:.{DIGITS}g}" for value in run.log_density)])
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(text.getvalue().encode())
@@ -134,7 +137,7 @@ class Store:
 
 COLUMNS = ("key", "experiment", "data", "method", "split")
 """Of an exported file, before what was recorded."""
-DIGITS = 4
+DIGITS = 7
 """Of the densities in an exported file."""
 
 
@@ -142,11 +145,16 @@ def read_runs(path: str | Path) -> list[Run]:
     """The finished runs of a store, or of a CSV file that was exported from one."""
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"{path} is not there: make runs with `sdgp bench run`.")
-    if path.suffix != ".csv":
-        return Store(path).runs(state="done")
+        raise InputError(f"{path} is not there, or not a file: make runs with `sdgp bench run`.")
+    runs = _exported_runs(path) if path.suffix == ".csv" else Store(path, read_only=True).runs(state="done")
+    if not runs:
+        raise InputError(f"{path} holds no finished runs: make some with `sdgp bench run`.")
+    return runs
+
+
+def _exported_runs(path: Path) -> list[Run]:
     runs = []
-    csv.field_size_limit(2**31 - 1)
+    usual = csv.field_size_limit(2**31 - 1)
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
@@ -156,4 +164,6 @@ def read_runs(path: str | Path) -> list[Run]:
                 runs.append(Run(key, experiment, data, method, int(split), "done", record, density))
     except (KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
         raise InputError(f"{path.name} is not a file of exported runs: {error!r}.") from error
+    finally:
+        csv.field_size_limit(usual)
     return runs

@@ -7,12 +7,14 @@ import json
 import os
 import platform
 import shutil
+import sys
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,21 +27,24 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from structured_dgp import metrics
-from structured_dgp.baselines import METHODS, SGHMCRegressor, effective_sample_size, make_method
+from structured_dgp.baselines import METHODS, SGHMCRegressor, SghmcSettings, effective_sample_size, make_method
 from structured_dgp.estimators import DeepGPRegressor
 from structured_dgp.exceptions import InputError, StructuredDGPError
 from structured_dgp.experiments.data import digest, load
-from structured_dgp.experiments.methods import PLACED, Method
+from structured_dgp.experiments.methods import PLACED, TRAINED, Method
 from structured_dgp.experiments.splits import SPLITS
 from structured_dgp.experiments.store import Run, Store
 from structured_dgp.kernels import lengthscale_of
 from structured_dgp.likelihoods import Gaussian
+from structured_dgp.training.settings import as_settings
 
 TIMEOUT = 30.0
 """Seconds in which a cluster has to answer."""
 SEEDED = tuple(name for name in METHODS if name != "exact")
-LOST_WORKERS = 20
-"""So often may workers be lost before a sweep gives up."""
+LOST_WORKERS = 50
+"""So often may workers be lost before a sweep gives up,"""
+LOST_RUNS = 3
+"""and so often with the same run under way before this run counts as failed."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Task:
 
     Attributes:
         experiment: ``"interpolation"`` or ``"extrapolation"``.
-        data: a name, or the path of a CSV file.
+        data: a name, or the path of a CSV file, which is known by its contents.
         method: one of ``baselines.METHODS``.
         split: number of the split, and seed of everything random.
         options: of the method, by name.
@@ -66,9 +71,24 @@ class Task:
 
     @property
     def key(self) -> str:
-        """A hash of all this, without the label."""
-        facts = [self.experiment, self.data, self.source, self.method, self.split, sorted(map(list, self.options))]
+        """A hash of all this, without the label, and of the defaults behind it: other defaults are another run."""
+        options = dict(self.options)
+        facts = [
+            self.experiment,
+            self.source or self.data,
+            self.method,
+            self.split,
+            options,
+            defaults(self.method, options),
+        ]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def defaults(method: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a method before its options change them."""
+    if method in TRAINED:
+        return as_settings(options.get("preset", "default")).as_dict()
+    return asdict(SghmcSettings()) if method == "sghmc" else {}
 
 
 def plan(
@@ -78,7 +98,7 @@ def plan(
     splits: Iterable[int],
 ) -> list[Task]:
     """All combinations, split by split."""
-    sources = {name: _source(name) for name in data}
+    sources = {_place(name): _source(name) for name in data}
     numbers, chosen = list(splits), list(methods)
     tasks = []
     for experiment in experiments:
@@ -90,6 +110,11 @@ def plan(
                     facts = (experiment, name, method.name, number, method.options, method.label, source)
                     tasks.append(Task(*facts))
     return tasks
+
+
+def _place(name: str) -> str:
+    """The path of a CSV file in full, because workers may be started in another folder."""
+    return str(Path(name).resolve()) if name.endswith(".csv") else name
 
 
 def _source(name: str) -> str:
@@ -117,17 +142,19 @@ def run_task(task: Task, data_dir: str | None = None, scratch: str | None = None
         facts |= metrics.scores(prediction, y[split.test])
         facts |= _facts_of(model)
         log_density = prediction.log_prob(y[split.test])
+        if not np.isfinite(log_density).all():
+            raise StructuredDGPError(f"{np.sum(~np.isfinite(log_density))} log densities of test rows are not finite.")
     except Exception as error:  # whatever it is, it belongs into the record
-        return failed_run(task, error)
+        return failed_run(task, error, {**facts, "seconds": time.perf_counter() - began})
     facts["seconds"] = time.perf_counter() - began
-    return Run(task.key, task.experiment, task.data, task.method, task.split, "done", facts, log_density)
+    return Run(task.key, task.experiment, Path(task.data).stem, task.method, task.split, "done", facts, log_density)
 
 
-def failed_run(task: Task, error: BaseException) -> Run:
+def failed_run(task: Task, error: BaseException, facts: dict[str, Any] | None = None) -> Run:
     """The record of a run that ended with an error."""
     trace = "".join(traceback.format_exception(error, limit=-3))
-    facts = {**_about(task), "error": f"{type(error).__name__}: {error}", "trace": trace}
-    return Run(task.key, task.experiment, task.data, task.method, task.split, "failed", facts)
+    facts = {**(facts or _about(task)), "error": f"{type(error).__name__}: {error}", "trace": trace}
+    return Run(task.key, task.experiment, Path(task.data).stem, task.method, task.split, "failed", facts)
 
 
 def _about(task: Task) -> dict[str, Any]:
@@ -140,11 +167,13 @@ def _facts_of(model: Any) -> dict[str, Any]:
     if isinstance(model, SGHMCRegressor):
         facts["effective_samples"] = float(np.median(effective_sample_size(model.chains_)))
     if isinstance(model, DeepGPRegressor):
+        facts["settings"] = model.training_settings_.as_dict()
         likelihood, kernels = model.model_.likelihood, [layer.kernel for layer in model.model_.layers]
         if isinstance(likelihood, Gaussian):
             noise = np.sqrt(np.asarray(likelihood.variance, np.float64)) * model.y_scaling_.unit
             facts["noise"] = noise.round(6).tolist()
-        facts["lengthscales"] = [np.ravel(lengthscale_of(kernel)).round(4).tolist() for kernel in kernels]
+        scales = [np.asarray(lengthscale_of(kernel), np.float64) for kernel in kernels]
+        facts["lengthscales"] = [np.ravel(scale).round(4).tolist() for scale in scales]
     return facts
 
 
@@ -161,10 +190,14 @@ def machine() -> dict[str, Any]:
 
 def _run_and_store(task: Task, store: str, data_dir: str | None) -> tuple[str, bool]:
     """What a worker does: the run, its record, and the end of its checkpoints. Its key, and whether it is good."""
-    results, scratch = Store(store), f"{store}.checkpoints"
-    run = run_task(task, data_dir, scratch)
+    results, scratch = Store(store), Path(f"{store}.checkpoints")
+    scratch.mkdir(exist_ok=True)
+    mark = scratch / f"{task.key}.running"
+    mark.touch()
+    run = run_task(task, data_dir, str(scratch))
     results.add(run)
-    shutil.rmtree(Path(scratch) / task.key, ignore_errors=True)
+    shutil.rmtree(scratch / task.key, ignore_errors=True)
+    mark.unlink(missing_ok=True)
     return task.key, run.state == "done"
 
 
@@ -174,7 +207,8 @@ def _one_thread_each(n_jobs: int) -> Iterator[None]:
 
     That joblib replaces a process whose memory has grown, as it does with every compiled program, is not worth a word.
     """
-    wanted = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "OMP_NUM_THREADS": "1"} if n_jobs > 1 else {}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
+    wanted = {"XLA_FLAGS": flags, "OMP_NUM_THREADS": "1"} if n_jobs > 1 else {}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
@@ -201,25 +235,34 @@ def run_sweep(
     """Make all runs that the store does not hold yet, in ``n_jobs`` processes, or on a Dask ``cluster``.
 
     Returns how many were finished and how many failed now. A lost worker loses no result: its run is made again, from
-    its last checkpoint.
+    its last checkpoint if it was one of these processes.
     """
+    if n_jobs < 1:
+        raise InputError(f"the number of processes must be at least 1; got {n_jobs}.")
     path, finished = str(store), Store(store).finished()
     open_tasks = {task.key: task for task in tasks if task.key not in finished}
     counts = {True: 0, False: 0}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
-    silent = not (verbose and console.is_terminal)
-    progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=silent)
-    with progress:
+    with Progress(
+        *(*columns, TimeElapsedColumn(), TimeRemainingColumn()),
+        console=console,
+        disable=not (verbose and console.is_terminal),
+        speed_estimate_period=24 * 3600.0,  # runs take minutes
+    ) as progress:
         bar = progress.add_task("runs", total=len(tasks), completed=len(tasks) - len(open_tasks))
         outcomes = (
             _outcomes(open_tasks, path, n_jobs, data_dir)
             if cluster is None
             else _outcomes_on_cluster(list(open_tasks.values()), Store(store), cluster, data_dir)
         )
-        for _, good in outcomes:
+        for key, good in outcomes:
             counts[good] += 1
             progress.advance(bar)
+            if verbose and not console.is_terminal:
+                task = open_tasks[key]
+                what = f"{task.experiment} {Path(task.data).stem} {task.label} split {task.split}"
+                print(f"{sum(counts.values())}/{len(open_tasks)} {what}{'' if good else ': failed'}", file=sys.stderr)
     return counts[True], counts[False]
 
 
@@ -229,19 +272,38 @@ def _outcomes(open_tasks: dict[str, Task], store: str, n_jobs: int, data_dir: st
         for task in open_tasks.values():
             yield _run_and_store(task, store, data_dir)
         return
-    tried: set[str] = set()
+    left, lost = dict(open_tasks), Counter[str]()
+    marks = {key: Path(f"{store}.checkpoints") / f"{key}.running" for key in left}
     for _ in range(LOST_WORKERS):
-        over = tried | Store(store).finished()
-        left = [task for task in open_tasks.values() if task.key not in over]
+        for key in left:
+            marks[key].unlink(missing_ok=True)
+        # runs that were under way when a process was lost come last, each on its own, to find the one that did it
+        groups = [[task for task in left.values() if not lost[task.key]]]
+        groups += [[task] for task in left.values() if lost[task.key]]
         try:
-            with _one_thread_each(n_jobs), Parallel(n_jobs=n_jobs, return_as="generator_unordered") as parallel:
-                for key, good in parallel(delayed(_run_and_store)(task, store, data_dir) for task in left):
-                    tried.add(key)
+            for group in groups:
+                for key, good in _in_processes(group, store, n_jobs, data_dir):
+                    del left[key]
                     yield key, good
-        except TerminatedWorkerError:
-            continue  # what was finished is in the store
-        return
+            return
+        except TerminatedWorkerError as error:
+            results = Store(store)
+            finished = results.finished()
+            for key in list(left):
+                if key in finished:
+                    del left[key]
+                    yield key, True
+                elif marks[key].exists():
+                    lost[key] += 1
+                    if lost[key] == LOST_RUNS:
+                        results.add(failed_run(left.pop(key), error))
+                        yield key, False
     raise StructuredDGPError(f"workers were lost {LOST_WORKERS} times: is there enough memory? Use fewer processes.")
+
+
+def _in_processes(tasks: list[Task], store: str, n_jobs: int, data_dir: str | None) -> Iterator[tuple[str, bool]]:
+    with _one_thread_each(n_jobs), Parallel(n_jobs=n_jobs, return_as="generator_unordered") as parallel:
+        yield from parallel(delayed(_run_and_store)(task, store, data_dir) for task in tasks)
 
 
 def _outcomes_on_cluster(

@@ -86,8 +86,18 @@ class ResultTable:
 # --- From runs to numbers -------------------------------------------------------------------------
 
 
+DIGESTS = ("split_digest", "data_digest")
+"""Recorded hashes that runs on the same rows share."""
+
+
 class Results:
-    """Finished runs, found by experiment, data set and label; one for each split."""
+    """Finished runs, found by experiment, data set and label; one for each split.
+
+    Attributes:
+        data: data sets of the runs, those of the paper first.
+        wanted: the same, and those of the paper that are missing, if there is any of them.
+        labels: of the methods.
+    """
 
     def __init__(self, runs: Iterable[Run]) -> None:
         self._runs: dict[tuple[str, str, str], dict[int, Run]] = {}
@@ -98,12 +108,13 @@ class Results:
             splits = self._runs.setdefault((run.experiment, run.data, label), {})
             if run.split in splits and splits[run.split].key != run.key:
                 raise InputError(
-                    f"there are runs of {label} on {run.data} with different options: keep each set of options in a "
-                    "store of its own."
+                    f"there are runs of {label} on {run.data} with different options, or of different versions of the "
+                    "data: keep each in a store of its own."
                 )
             splits[run.split] = run
-        order = {name: index for index, name in enumerate(SOURCES)}
-        self.data = sorted({data for _, data, _ in self._runs}, key=lambda name: (order.get(name, len(order)), name))
+        found = {data for _, data, _ in self._runs}
+        self.data = [*(name for name in SOURCES if name in found), *sorted(found - set(SOURCES))]
+        self.wanted = [*SOURCES, *sorted(found - set(SOURCES))] if found & set(SOURCES) else self.data
         methods = {label: run.method for (_, _, label), runs in self._runs.items() for run in runs.values()}
         ranks = {name: index for index, name in enumerate(TITLES)}
         self.labels = sorted(methods, key=lambda label: (ranks.get(methods[label], len(ranks)), label))
@@ -122,9 +133,14 @@ class Results:
         ours, theirs = (self.runs(experiment, data, label) for label in (first, second))
         common = sorted(set(ours) & set(theirs))
         for split in common:
-            if ours[split].record.get("split_digest") != theirs[split].record.get("split_digest"):
+            if any(ours[split].record.get(what) != theirs[split].record.get(what) for what in DIGESTS):
                 raise InputError(f"{first} and {second} saw different rows of {data} in split {split}.")
         return [(ours[split], theirs[split]) for split in common]
+
+    def all_natural(self, experiment: str, data: str, label: str) -> bool:
+        """Whether no run is known to have been trained otherwise than with natural gradients."""
+        settings = (run.record.get("settings", {}) for run in self.runs(experiment, data, label).values())
+        return all(each.get("optimizer", "natural") == "natural" for each in settings)
 
     def wins(self, experiment: str, data: str, first: str, second: str) -> Float[np.ndarray, " splits"]:
         """For each split, the fraction of test rows to which ``second`` gives a larger density than ``first``."""
@@ -160,31 +176,52 @@ def _likelihoods(results: Results, experiment: str, numbers: dict[str, dict[str,
             label: results.entry(experiment, data, label, "log_likelihood", numbers.get(data, {}).get(theirs))
             for label, theirs in columns.items()
         }
-        for data in results.data
+        for data in results.wanted
     }
 
 
 def _as_good(entry: Entry, base: Entry) -> bool:
-    """Whether the mean, with its standard error, reaches that of the baseline."""
-    return min(entry.n, base.n) > 1 and entry.mean + entry.error >= base.mean
+    """Whether the mean, as it is printed, is at least that of the baseline."""
+    return min(entry.n, base.n) > 1 and round(entry.mean, 2) >= round(base.mean, 2)
 
 
-def _apart(entry: Entry, base: Entry) -> bool:
-    """Whether the mean is larger and the intervals of one standard error do not overlap."""
-    return min(entry.n, base.n) > 1 and entry.mean - entry.error > base.mean + base.error
+def _apart(entry: Entry, base: Entry, digits: int = 2) -> bool:
+    """Whether the mean is larger and the intervals of one standard error, as they are printed, do not even touch."""
+    if min(entry.n, base.n) < 2:
+        return False
+    mean, error, base_mean, base_error = (
+        round(value, digits) for value in (entry.mean, entry.error, base.mean, base.error)
+    )
+    return mean - error > base_mean + base_error + 1e-9
+
+
+def mark_interpolation(entries: dict[str, Entry]) -> dict[str, Entry]:
+    """Bold: as good as the sparse GP."""
+    base = entries["SGP"]
+    return {
+        label: entry.marked("bold") if label != "SGP" and _as_good(entry, base) else entry
+        for label, entry in entries.items()
+    }
+
+
+def mark_extrapolation(entries: dict[str, Entry], near: dict[str, Entry]) -> dict[str, Entry]:
+    """Bold: as good as the sparse GP in both tasks; underlined: and apart from it in one of them."""
+    marked = dict(entries)
+    for label, entry in entries.items():
+        pairs = ((entry, entries["SGP"]), (near[label], near["SGP"]))
+        if label != "SGP" and all(_as_good(*pair) for pair in pairs):
+            marked[label] = entry.marked("bold", *(["underline"] if any(_apart(*pair) for pair in pairs) else []))
+    return marked
 
 
 def interpolation_table(results: Results) -> ResultTable:
     """Table 1."""
-    rows = _likelihoods(results, "interpolation", paper.INTERPOLATION)
-    for entries in rows.values():
-        for label, entry in entries.items():
-            if label != "SGP" and _as_good(entry, entries["SGP"]):
-                entries[label] = entry.marked("bold")
+    found = _likelihoods(results, "interpolation", paper.INTERPOLATION)
+    rows = {data: mark_interpolation(entries) for data, entries in found.items()}
     return ResultTable(
         "1",
         "Interpolation: test log-likelihood",
-        "Larger is better. Bold: with its standard error, at least as large as the sparse GP (SGP).",
+        "Larger is better. Bold: at least as large as the sparse GP (SGP), as printed.",
         _columns(rows),
         rows,
     )
@@ -193,15 +230,8 @@ def interpolation_table(results: Results) -> ResultTable:
 def extrapolation_table(results: Results) -> ResultTable:
     """Table S1."""
     near = _likelihoods(results, "interpolation", paper.INTERPOLATION)
-    rows = _likelihoods(results, "extrapolation", paper.EXTRAPOLATION)
-    for data, entries in rows.items():
-        inside, base = near[data], entries["SGP"]
-        for label, entry in entries.items():
-            if label == "SGP" or not (_as_good(entry, base) and _as_good(inside[label], inside["SGP"])):
-                continue
-            entries[label] = entry.marked("bold")
-            if _apart(entry, base) or _apart(inside[label], inside["SGP"]):
-                entries[label] = entries[label].marked("underline")
+    found = _likelihoods(results, "extrapolation", paper.EXTRAPOLATION)
+    rows = {data: mark_extrapolation(entries, near[data]) for data, entries in found.items()}
     return ResultTable(
         "S1",
         "Extrapolation: test log-likelihood",
@@ -228,29 +258,34 @@ def _compared(entry: Entry, draw: float) -> Entry:
 COMPARED = "Bold: the second method is better by more than the standard error; italic: the first one is."
 
 
+def _sghmc(results: Results) -> list[str]:
+    """The SGHMC models that there are; the paper compares with three layers."""
+    return [label for label in ("SGHMC L1", "SGHMC L2", "SGHMC L3") if label in results.labels] or ["SGHMC L3"]
+
+
 def direct_table(results: Results) -> ResultTable:
     """Table 2."""
-    columns = {"MF vs STAR": ("MF L3", "STAR L3", "MF"), "SGHMC vs STAR": ("SGHMC L3", "STAR L3", "SGHMC")}
-    sghmc = "SGHMC L3" if "SGHMC L3" in results.labels else "SGHMC L2"
-    columns["SGHMC vs STAR"] = (sghmc, "STAR L3", "SGHMC")
+    columns = {"MF vs STAR": ("MF L3", "MF")}
+    columns |= {f"{label} vs STAR": (label, "SGHMC" if label == "SGHMC L3" else "") for label in _sghmc(results)}
     rows = {}
-    for data in results.data:
+    for data in results.wanted:
         numbers = paper.STAR_BEATS.get(data, {})
         rows[data] = {
-            name: _compared(Entry.of(results.wins("extrapolation", data, a, b).tolist(), numbers.get(theirs)), 0.5)
-            for name, (a, b, theirs) in columns.items()
+            name: _compared(
+                Entry.of(results.wins("extrapolation", data, other, "STAR L3").tolist(), numbers.get(theirs)), 0.5
+            )
+            for name, (other, theirs) in columns.items()
         }
-    note = f"{COMPARED} MF and STAR with three layers; {sghmc}."
+    note = f"{COMPARED} MF and STAR with three layers."
     title = "Extrapolation: fraction of test points to which the second method gives a larger density"
     return ResultTable("2", title, note, tuple(columns), rows)
 
 
 def differences_table(results: Results) -> ResultTable:
-    """Table S2; our own MF, STAR and FC have natural gradients throughout, those called Adam have not."""
-    sghmc = "SGHMC L3" if "SGHMC L3" in results.labels else "SGHMC L2"
+    """Table S2; NG are runs with natural gradients."""
     columns: dict[str, tuple[str, str, bool]] = {
         "MF vs STAR (dif)": ("MF L3", "STAR L3", True),
-        "SGHMC vs STAR (dif)": (sghmc, "STAR L3", True),
+        **{f"{label} vs STAR (dif)": (label, "STAR L3", True) for label in _sghmc(results)},
         "MF NG vs FC NG": ("MF L3", "FC L3", False),
         "MF NG vs FC NG (dif)": ("MF L3", "FC L3", True),
         "MF NG vs MF": ("MF L3", "MF L3 Adam", False),
@@ -258,16 +293,19 @@ def differences_table(results: Results) -> ResultTable:
         "MF Adam vs STAR Adam (dif)": ("MF L3 Adam", "STAR L3 Adam", True),
     }
     rows: dict[str, dict[str, Entry]] = {}
-    for data in results.data:
+    for data in results.wanted:
         rows[data] = {}
         for name, (first, second, is_difference) in columns.items():
             compare = results.gains if is_difference else results.wins
             values = compare("extrapolation", data, first, second).tolist()
-            cell = paper.DIFFERENCES.get(data, {}).get(name)
+            if "NG" in name and not results.all_natural("extrapolation", data, first):
+                values = []
+            cell = paper.DIFFERENCES.get(data, {}).get(name.replace("SGHMC L3", "SGHMC"))
             rows[data][name] = _compared(Entry.of(values, cell), 0.0 if is_difference else 0.5)
     note = (
         f"{COMPARED} (dif): mean difference of the log-likelihood; otherwise the fraction of test points. NG: trained "
-        "with natural gradients, as all of ours are unless they are called Adam."
+        "with natural gradients. In the first column, the paper's models are trained with Adam, ours with natural "
+        "gradients unless the preset is the paper's."
     )
     title = "Extrapolation: more direct comparisons"
     return ResultTable("S2", title, note, _columns(rows), rows, digits=3)
@@ -277,17 +315,20 @@ def elbo_table(results: Results) -> ResultTable:
     """Table S3, with STAR."""
     columns = {"MF L3": "MF", "STAR L3": "", "FC L3": "FC"}
     rows = {}
-    for data in results.data:
+    for data in results.wanted:
         numbers = paper.ELBO.get(data, {})
         entries = {
             label: results.entry("interpolation", data, label, "elbo", numbers.get(theirs))
             for label, theirs in columns.items()
         }
         for label, entry in entries.items():
-            if label != "MF L3" and _apart(entry, entries["MF L3"]):
+            if label != "MF L3" and _apart(entry, entries["MF L3"], digits=0):
                 entries[label] = entry.marked("bold")
         rows[data] = entries
-    note = "Bold: larger than mean field by more than both standard errors."
+    note = (
+        "Bold: larger than mean field by more than both standard errors. The paper's FC started from its trained mean "
+        "field, ours does not."
+    )
     return ResultTable("S3", "ELBO of three-layer models", note, tuple(columns), rows, digits=0)
 
 
@@ -352,7 +393,7 @@ def as_markdown(table: ResultTable) -> str:
     header = ["", *table.columns]
     lines = ["| " + " | ".join(cell.strip() for cell in line) + " |" for line in [header, *table.cells(mark)]]
     lines.insert(1, "|" + "---|" * len(header))
-    return "\n".join([f"**{table.title}**", "", *lines, "", _legend(table)])
+    return "\n".join([f"**{table.name}: {table.title}**", "", *lines, "", _legend(table)])
 
 
 def as_latex(table: ResultTable) -> str:
@@ -369,7 +410,7 @@ def as_latex(table: ResultTable) -> str:
 
     body = "\n".join(line(cells) for cells in table.cells(mark))
     head = line(["", *table.columns])
-    caption = f"{table.title}. {_legend(table)}".replace("%", r"\%")
+    caption = f"{table.name}: {table.title}. {_legend(table)}".replace("%", r"\%")
     return "\n".join(
         [
             r"\begin{table}",
@@ -428,6 +469,6 @@ FORMATS: dict[str, Callable[[ResultTable], str]] = {
     "text": as_text,
     "markdown": as_markdown,
     "latex": as_latex,
-    "html": as_html,
+    "html": lambda table: f"<h2>{table.name}: {html.escape(table.title)}</h2>\n{as_html(table)}",
 }
 """How a table can be written."""
