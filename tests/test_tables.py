@@ -17,19 +17,15 @@ from structured_dgp.exceptions import InputError
 from structured_dgp.experiments import figures, paper
 from structured_dgp.experiments.commands import parse_splits
 from structured_dgp.experiments.figures import Drawing
+from structured_dgp.experiments.formats import FORMATS, as_html, as_latex, as_markdown, as_text
 from structured_dgp.experiments.methods import method_text, parse_method
 from structured_dgp.experiments.page import commands, make_report
 from structured_dgp.experiments.store import Run, Store, read_runs
 from structured_dgp.experiments.tables import (
-    FORMATS,
     PAPER_LABELS,
     TABLES,
     Entry,
     Results,
-    as_html,
-    as_latex,
-    as_markdown,
-    as_text,
     mark_extrapolation,
     mark_interpolation,
 )

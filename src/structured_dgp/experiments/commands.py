@@ -118,14 +118,15 @@ def table(
     Example: `sdgp bench table 1 S1 --format markdown`
     """
     from structured_dgp.experiments import tables
+    from structured_dgp.experiments.formats import FORMATS
     from structured_dgp.experiments.store import read_runs
     from structured_dgp.files import replacing
 
     with sentences():
-        if form not in tables.FORMATS:
-            raise InputError(f"unknown format {form!r}: use one of {', '.join(tables.FORMATS)}.")
+        if form not in FORMATS:
+            raise InputError(f"unknown format {form!r}: use one of {', '.join(FORMATS)}.")
         found = tables.Results(read_runs(results))
-        texts = [tables.FORMATS[form](_known(tables.TABLES, name, "table")(found)) for name in names or tables.TABLES]
+        texts = [FORMATS[form](_known(tables.TABLES, name, "table")(found)) for name in names or tables.TABLES]
         if output is not None:
             output.parent.mkdir(parents=True, exist_ok=True)
             with replacing(output) as file:

@@ -6,10 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 from structured_dgp.experiments.figures import FIGURES, Drawing
+from structured_dgp.experiments.formats import as_html
 from structured_dgp.experiments.methods import method_text
 from structured_dgp.experiments.splits import SPLITS
 from structured_dgp.experiments.store import Run
-from structured_dgp.experiments.tables import TABLES, Results, ResultTable, as_html
+from structured_dgp.experiments.tables import TABLES, Results, ResultTable
 from structured_dgp.pages import Page
 
 OURS = "STAR L3"
