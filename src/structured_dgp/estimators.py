@@ -344,6 +344,7 @@ class DeepGPRegressor(DistributionMixin, RegressorMixin, DeepGPEstimator):
         model_: the trained :class:`~structured_dgp.DeepGP`, on standardised data.
         elbo_: evidence lower bound at the end of training, of standardised targets.
         history_: what happened in training.
+        training_settings_: the settings of the last fit, defaults included; not in model files.
         n_steps_: how many training steps made the model.
         n_features_in_, feature_names_in_: as in scikit-learn.
     """
