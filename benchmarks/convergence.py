@@ -4,7 +4,7 @@
 
 All runs of a data set and coupling start from the same model, with the paper's initial noise, and see the same
 minibatches. ``natural`` has the default settings; ``adam 0.005`` has the paper's rate and runs longest; the other rates
-look for the best that Adam can do.
+look for the best that Adam can do. ``--rates`` adds natural gradients with other rates for the hyper-parameters.
 
 ``--estimators`` compares two unbiased estimates of the same bound under the same optimiser: with the inducing outputs
 marginalised analytically (Theorem 1), and with inducing outputs that are sampled.
@@ -69,9 +69,12 @@ def at(run: Curve, step: int) -> tuple[float, float]:
     return run["elbo"][place], run["seconds"][place]
 
 
-def optimisers(split: Split, start: DeepGP, name: str, steps: int, paper_steps: int, known: dict[str, Curve]) -> Any:
+def optimisers(
+    split: Split, start: DeepGP, name: str, steps: int, paper_steps: int, rates: list[float], known: dict[str, Curve]
+) -> Any:
     """The curves of all optimisers, and what they say; curves that are known are not computed again."""
-    wanted: dict[str, tuple[int, dict[str, Any]]] = {"natural": (steps, {})}
+    natural = {"natural": {}} | {f"natural {rate}": {"learning_rate": rate} for rate in rates}
+    wanted: dict[str, tuple[int, dict[str, Any]]] = {label: (steps, changes) for label, changes in natural.items()}
     for rate in RATES:
         wanted[f"adam {rate}"] = (
             paper_steps if rate == RATES[0] else steps,
@@ -92,8 +95,9 @@ def optimisers(split: Split, start: DeepGP, name: str, steps: int, paper_steps: 
         "paper": {"elbo": paper, "steps": paper_steps, "seconds": paper_seconds},
         "best": {"rate": best, "elbo": best_elbo, "steps": steps, "seconds": best_seconds},
     }
-    findings["natural reaches paper"] = reach(runs["natural"], paper)
-    findings["natural reaches best"] = reach(runs["natural"], best_elbo)
+    for label in natural:
+        findings[f"{label} reaches paper"] = reach(runs[label], paper)
+        findings[f"{label} reaches best"] = reach(runs[label], best_elbo)
     for what, found in findings.items():
         print(f"{name} {what}: {found}", flush=True)
     return {"findings": findings, "curves": runs}
@@ -160,7 +164,8 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=1500)
     options.add_argument("--paper-steps", type=int, default=5000)
     options.add_argument("--estimators", action="store_true", help="compare estimates of the bound instead")
-    options.add_argument("--reuse", metavar="FILE", help="take Adam's curves from an earlier JSON file")
+    options.add_argument("--reuse", metavar="FILE", help="take curves from an earlier JSON file")
+    options.add_argument("--rates", nargs="+", type=float, default=[], help="further rates with natural gradients")
     options.add_argument("--figure", metavar="FILE")
     arguments = options.parse_args()
     earlier = json.loads(Path(arguments.reuse).read_text())["rows"] if arguments.reuse else []
@@ -178,8 +183,8 @@ def main() -> None:
                     row |= estimators(split, start, label, arguments.steps)
                 else:
                     same = [old["curves"] for old in earlier if all(old[key] == row[key] for key in row)]
-                    known = {key: run for key, run in (same[0] if same else {}).items() if key.startswith("adam")}
-                    row |= optimisers(split, start, label, arguments.steps, arguments.paper_steps, known)
+                    lengths = (arguments.steps, arguments.paper_steps)
+                    row |= optimisers(split, start, label, *lengths, arguments.rates, same[0] if same else {})
                 rows.append(row)
                 emit(rows, arguments.json)
     if arguments.figure:

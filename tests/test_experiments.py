@@ -26,6 +26,7 @@ from structured_dgp.experiments.splits import SPLITS, extrapolation, interpolati
 from structured_dgp.experiments.store import Run, Store, read_runs
 from structured_dgp.experiments.sweep import Task, plan, run_sweep, run_task
 from structured_dgp.prediction import Mixture
+from structured_dgp.training.loop import Saver
 from structured_dgp.training.settings import PRESETS
 
 FOREST = [Method("forest", "forest", (("options", {"n_estimators": 60}),))]
@@ -220,6 +221,18 @@ def test_checkpoints_do_not_change_a_result(tmp_path: Path) -> None:
     resumed = run_task(task, scratch=str(tmp_path / "scratch"))
     for other in (kept, resumed):
         np.testing.assert_array_equal(plain.log_density, other.log_density)
+
+
+def test_a_resumed_run_goes_on_and_its_time_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save_later(saver: Saver, run: Any, seconds: float) -> None:
+        save(saver, run, seconds + 1000.0)
+
+    save = Saver.save
+    monkeypatch.setattr(Saver, "save", save_later)
+    options = (("early_stopping", False), ("max_steps", 4), ("n_inducing", 5))
+    task = Task("interpolation", str(write_table(tmp_path)), "sgp", 0, options)
+    first, resumed = (run_task(task, scratch=str(tmp_path / "scratch")) for _ in range(2))
+    assert first.record["seconds"] < 1000.0 < resumed.record["seconds"] < 2000.0
 
 
 def test_a_run_that_loses_its_process_is_a_failed_run_and_the_rest_goes_on(tmp_path: Path) -> None:

@@ -323,6 +323,16 @@ def test_the_report_says_what_the_numbers_say(tmp_path: Path) -> None:
     assert "http" not in re.sub(r"base64,[A-Za-z0-9+/=]*", "", text)
 
 
+def test_the_report_tells_what_failed_and_how_to_repeat_ones_own_table() -> None:
+    facts = {"label": "forest", "options": {}, "file": "own.csv"}
+    done = Run("a", "interpolation", "own", "forest", 0, "done", facts, np.zeros(3))
+    failed = Run("b", "interpolation", "own", "forest", 1, "failed", {**facts, "error": "ValueError: it <broke>"})
+    text = make_report([done], failed=[failed]).render()
+    assert "1 run failed:" in text
+    assert "ValueError: it &lt;broke&gt;" in text
+    assert "--data own.csv --methods forest" in text
+
+
 def test_figures_from_runs_need_runs() -> None:
     with pytest.raises(InputError, match="sdgp bench run"):
         figures.elbo_figure(Drawing())
@@ -330,12 +340,14 @@ def test_figures_from_runs_need_runs() -> None:
     assert [axis.get_title() for axis in axes if axis.get_visible()] == ["boston (2 splits)"]
 
 
-@pytest.mark.parametrize("name", ["covariance", "convergence", "calibration", "normality"])
+@pytest.mark.parametrize("name", ["covariance", "structure", "convergence", "calibration", "normality"])
 def test_figures_that_train_are_drawn(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = figures.load("energy")
     few = figures.Table("few", table.x[::12], table.y[::12], table.inputs, table.target)
     monkeypatch.setattr(figures, "load", lambda *arguments: few)
     monkeypatch.setattr(figures, "COUPLINGS", {"MF": "mf", "STAR": "star", "FC": "star"})  # FC compiles slowly
+    monkeypatch.setattr(figures, "WIDTH", 1)
+    monkeypatch.setattr(figures, "ARCHITECTURES", ((2, 1),))
     drawn = figures.FIGURES[name].draw(Drawing(n_inducing=5, steps=4))
     paths = figures.write_figure(name, drawn, tmp_path)
     assert [path.suffix for path in paths] == [".svg", ".png"]

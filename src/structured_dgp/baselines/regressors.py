@@ -14,13 +14,14 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from structured_dgp.baselines.exact import ExactGP
 from structured_dgp.baselines.rivals import ForestRegressor, QuantileBoostingRegressor
 from structured_dgp.baselines.sghmc import SghmcSettings, sample
-from structured_dgp.estimators import DeepGPRegressor, DistributionMixin, PortableEstimator, layer_widths
+from structured_dgp.estimators import DeepGPRegressor, DistributionMixin, layer_widths
 from structured_dgp.exceptions import InputError
 from structured_dgp.initial import STARTS, KernelRule, initial_model, kernel_rule
 from structured_dgp.kernels import Kernel
 from structured_dgp.likelihoods import Gaussian
 from structured_dgp.model import DRAWS
 from structured_dgp.prediction import Mixture
+from structured_dgp.saving import PortableEstimator
 from structured_dgp.scaling import Scaling, refuse_overflow
 
 
@@ -97,6 +98,7 @@ class SGHMCRegressor(_StandardisedRegressor):
     Attributes:
         model_: the :class:`~structured_dgp.baselines.SampledDeepGP`, on standardised data.
         chains_: the kept samples of the whitened inducing outputs, (chains, samples, GPs, M).
+        fit_seconds_: how long sampling took, with all parts of a fit that was interrupted.
     """
 
     def __init__(
@@ -142,6 +144,7 @@ class SGHMCRegressor(_StandardisedRegressor):
         options = {"seed": seed, **(self.settings or {})}
         sampled = sample(model, x, y, SghmcSettings(**options), checkpoint=self.checkpoint, verbose=self.verbose)
         self.model_, self.chains_, self.energy_ = sampled.model, sampled.chains, sampled.energy
+        self.fit_seconds_ = sampled.seconds
 
     def _predict(self, x: np.ndarray) -> Mixture:
         return self.model_.predict(x, self.n_draws)

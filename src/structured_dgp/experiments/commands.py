@@ -191,11 +191,11 @@ def report(
 ) -> None:
     """One page with all tables and figures, ours beside the paper's, and how to repeat each number."""
     from structured_dgp.experiments.page import make_report
-    from structured_dgp.experiments.store import read_runs
+    from structured_dgp.experiments.store import read_failures, read_runs
     from structured_dgp.files import replacing
 
     with sentences():
-        page = make_report(read_runs(results), figures, results.as_posix())
+        page = make_report(read_runs(results), figures, results.as_posix(), read_failures(results))
         output.parent.mkdir(parents=True, exist_ok=True)
         with replacing(output) as file:
             file.write(page.render().encode())

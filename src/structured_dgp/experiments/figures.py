@@ -32,6 +32,10 @@ from structured_dgp.training import train
 
 COLORS = {"SGP": "C7", "MF": "C1", "STAR": "C0", "FC": "C2"}
 COUPLINGS = {"MF": "mf", "STAR": "star", "FC": "fc"}
+WIDTH = 5
+"""Latent GPs of a hidden layer."""
+ARCHITECTURES = ((3, 5), (4, 3))
+"""Layers and width of the posteriors whose structure is drawn."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Drawing:
 
     def estimator(self, **options: Any) -> DeepGPRegressor:
         """An estimator whose training does not look for its length."""
-        size = {"n_inducing": self.n_inducing or 64, "max_steps": self.steps or 600}
+        size = {"n_inducing": self.n_inducing or 64, "width": WIDTH, "max_steps": self.steps or 600}
         return DeepGPRegressor(early_stopping=False, random_state=0, **{**size, **options})
 
 
@@ -85,15 +89,14 @@ def structure_figure(drawing: Drawing) -> Figure:
     """Additional covariance and precision matrices of FC: three layers of width 5, and four of width 3."""
     table = drawing.table()
     split = interpolation(table.x, 0)
-    panels = [(3, 5, "covariance"), (4, 3, "covariance"), (4, 3, "precision")]
-    figure, axes = plt.subplots(1, 3, figsize=(12, 4.2), layout="constrained")
-    models: dict[tuple[int, int], DeepGP] = {}
-    for axis, (layers, width, what) in zip(axes, panels, strict=True):
-        if (layers, width) not in models:
-            estimator = drawing.estimator(coupling="fc", n_layers=layers, width=width)
-            models[layers, width] = _fitted(table, split, estimator).model_
-        plots.plot_covariance(models[layers, width], axis, what=what)
-        axis.set_title(f"L = {layers}, τ = {width}: {what}")
+    size = (4.4 * len(ARCHITECTURES), 8.6)
+    figure, axes = plt.subplots(2, len(ARCHITECTURES), figsize=size, layout="constrained", squeeze=False)
+    for column, (layers, width) in enumerate(ARCHITECTURES):
+        estimator = drawing.estimator(coupling=COUPLINGS["FC"], n_layers=layers, width=width)
+        model = _fitted(table, split, estimator).model_
+        for axis, what in zip(axes[:, column], ("covariance", "precision"), strict=True):
+            plots.plot_covariance(model, axis, what=what)
+            axis.set_title(f"L = {layers}, τ = {width}: {what}")
     return figure
 
 
@@ -114,7 +117,8 @@ def convergence_figure(drawing: Drawing) -> Figure:
     figure, (over_time, over_steps) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     best = -np.inf
     for label, inducing, color in (("analytic", "marginalised", "C0"), ("sampled", "sampled", "C3")):
-        start = initial_model(x, "fc", (5, 5, 1), drawing.n_inducing or 64, start=Start(noise=0.01), precision="mixed")
+        size = ((WIDTH, WIDTH, 1), drawing.n_inducing or 64)
+        start = initial_model(x, COUPLINGS["FC"], *size, start=Start(noise=0.01), precision="mixed")
         history = train(start, x, y, inducing=inducing, score_every=max(1, min(25, steps // 4)), **options).history
         over_time.plot(history["seconds"], history["elbo"], label=label, color=color)
         over_steps.plot(history["step"], history["elbo"], label=label, color=color)

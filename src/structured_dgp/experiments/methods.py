@@ -48,7 +48,7 @@ def parse_method(
 
     Args:
         text: a method, ``-l2`` for two layers, ``-adam`` for training with Adam instead of natural gradients.
-        preset: of those that are trained by gradients.
+        preset: of those that are trained by gradients; SGHMC takes its initial hyper-parameters.
         max_steps: of those that are trained by gradients; without early stopping.
         n_inducing: of those that have inducing points.
     """
@@ -72,6 +72,8 @@ def parse_method(
         if adam:
             options["optimizer"] = "adam"
             label = f"{label} Adam"
+    if name == "sghmc" and preset != "default":
+        options["start"] = preset
     if name in PLACED and n_inducing is not None:
         options["n_inducing"] = n_inducing
     return Method(label, name, tuple(sorted(options.items())))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from structured_dgp.experiments.figures import FIGURES, Drawing
@@ -16,8 +18,10 @@ from structured_dgp.pages import Page
 OURS = "STAR L3"
 
 
-def make_report(runs: list[Run], figures: Path | None = None, source: str = "runs.sqlite") -> Page:
-    """The page, from finished runs and from the figures (PNG) that a folder holds."""
+def make_report(
+    runs: list[Run], figures: Path | None = None, source: str = "runs.sqlite", failed: Sequence[Run] = ()
+) -> Page:
+    """The page, from finished runs and from the figures (PNG) that a folder holds; failed runs are told."""
     results = Results(runs)
     page = Page("Structured deep Gaussian processes: the paper's evaluation, repeated")
     page.paragraph(
@@ -28,6 +32,7 @@ def make_report(runs: list[Run], figures: Path | None = None, source: str = "run
         "Processes Improve the Predictive Uncertainties, NeurIPS 2020."
     )
     _what_was_run(page, runs, results, source)
+    _what_failed(page, failed)
     for name, make in TABLES.items():
         table = make(results)
         if not any(entry.n for entries in table.rows.values() for entry in entries.values()):
@@ -63,13 +68,26 @@ def _what_was_run(page: Page, runs: list[Run], results: Results, source: str) ->
     page.command("\n".join(commands(runs, source)))
 
 
+def _what_failed(page: Page, failed: Sequence[Run]) -> None:
+    if not failed:
+        return
+    page.paragraph(f"{len(failed)} run{'s' * (len(failed) > 1)} failed:")
+    page.table(
+        ("method", "data", "task", "split", "error"),
+        [
+            (run.record["label"], run.data, run.experiment, str(run.split), textwrap.shorten(run.record["error"], 120))
+            for run in failed
+        ],
+    )
+
+
 def commands(runs: list[Run], source: str) -> list[str]:
     """What to type to make these runs, in as few lines as they allow."""
     splits: dict[tuple[str, ...], set[int]] = {}
     for run in runs:
         options = run.record.get("options", {})
         flags = "".join(f" {flag} {options[name]}" for name, flag in FLAGS.items() if name in options)
-        row = (run.experiment, run.data, method_text(run.method, options), flags)
+        row = (run.experiment, run.record.get("file", run.data), method_text(run.method, options), flags)
         splits.setdefault(row, set()).add(run.split)
     rows = [(*row, _splits_text(sorted(numbers))) for row, numbers in splits.items()]
     for column in (2, 1, 0):  # methods, data sets, experiments
@@ -89,7 +107,7 @@ def _joined(rows: list[tuple[str, ...]], column: int) -> list[tuple[str, ...]]:
     return [(*rest[:column], ",".join(values), *rest[column:]) for rest, values in groups.items()]
 
 
-FLAGS = {"preset": "--preset", "max_steps": "--steps", "n_inducing": "--inducing"}
+FLAGS = {"preset": "--preset", "start": "--preset", "max_steps": "--steps", "n_inducing": "--inducing"}
 """Options of a run, and how they are typed."""
 
 

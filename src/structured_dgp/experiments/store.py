@@ -152,6 +152,11 @@ def read_runs(path: str | Path) -> list[Run]:
     return runs
 
 
+def read_failures(path: str | Path) -> list[Run]:
+    """The failed runs of a store; an exported file holds none."""
+    return [] if Path(path).suffix == ".csv" else Store(path, read_only=True).runs(state="failed")
+
+
 def _exported_runs(path: Path) -> list[Run]:
     runs = []
     usual = csv.field_size_limit(2**31 - 1)

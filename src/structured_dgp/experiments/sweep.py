@@ -137,7 +137,9 @@ def run_task(task: Task, data_dir: str | None = None, scratch: str | None = None
             # these are the methods that write checkpoints
             options["checkpoint"] = str(Path(scratch) / task.key)
         y = table.y[:, 0]
+        fit_began = time.perf_counter()
         model = make_method(task.method, **options).fit(table.x[split.train], y[split.train])
+        before = max(0.0, getattr(model, "fit_seconds_", 0.0) - (time.perf_counter() - fit_began))
         prediction = model.predict_dist(table.x[split.test])
         facts |= metrics.scores(prediction, y[split.test])
         facts |= _facts_of(model)
@@ -146,7 +148,8 @@ def run_task(task: Task, data_dir: str | None = None, scratch: str | None = None
             raise StructuredDGPError(f"{np.sum(~np.isfinite(log_density))} log densities of test rows are not finite.")
     except Exception as error:  # whatever it is, it belongs into the record
         return failed_run(task, error, {**facts, "seconds": time.perf_counter() - began})
-    facts["seconds"] = time.perf_counter() - began
+    # with the seconds that were spent on it before it was interrupted
+    facts["seconds"] = time.perf_counter() - began + before
     return Run(task.key, task.experiment, Path(task.data).stem, task.method, task.split, "done", facts, log_density)
 
 
@@ -158,7 +161,8 @@ def failed_run(task: Task, error: BaseException, facts: dict[str, Any] | None = 
 
 
 def _about(task: Task) -> dict[str, Any]:
-    return {"label": task.label or task.method, "options": dict(task.options), **machine()}
+    file = {"file": Path(task.data).name} if task.source else {}
+    return {"label": task.label or task.method, "options": dict(task.options), **file, **machine()}
 
 
 def _facts_of(model: Any) -> dict[str, Any]:
