@@ -4,7 +4,7 @@
 
 All runs of a data set and coupling start from the same model, with the paper's initial noise, and see the same
 minibatches. ``natural`` has the default settings; ``adam 0.005`` has the paper's rate and runs longest; the other rates
-look for the best that Adam can do. ``--rates`` adds natural gradients with other rates for the hyper-parameters.
+look for the best that Adam can do. ``--also`` adds natural gradients with other settings.
 
 ``--estimators`` compares two unbiased estimates of the same bound under the same optimiser: with the inducing outputs
 marginalised analytically (Theorem 1), and with inducing outputs that are sampled.
@@ -70,10 +70,16 @@ def at(run: Curve, step: int) -> tuple[float, float]:
 
 
 def optimisers(
-    split: Split, start: DeepGP, name: str, steps: int, paper_steps: int, rates: list[float], known: dict[str, Curve]
+    split: Split,
+    start: DeepGP,
+    name: str,
+    steps: int,
+    paper_steps: int,
+    others: dict[str, dict[str, Any]],
+    known: dict[str, Curve],
 ) -> Any:
     """The curves of all optimisers, and what they say; curves that are known are not computed again."""
-    natural = {"natural": {}} | {f"natural {rate}": {"learning_rate": rate} for rate in rates}
+    natural: dict[str, dict[str, Any]] = {"natural": {}, **others}
     wanted: dict[str, tuple[int, dict[str, Any]]] = {label: (steps, changes) for label, changes in natural.items()}
     for rate in RATES:
         wanted[f"adam {rate}"] = (
@@ -165,10 +171,13 @@ def main() -> None:
     options.add_argument("--paper-steps", type=int, default=5000)
     options.add_argument("--estimators", action="store_true", help="compare estimates of the bound instead")
     options.add_argument("--reuse", metavar="FILE", help="take curves from an earlier JSON file")
-    options.add_argument("--rates", nargs="+", type=float, default=[], help="further rates with natural gradients")
+    options.add_argument("--also", nargs="+", default=[], metavar="NAME=VALUE", help="natural gradients changed so")
     options.add_argument("--figure", metavar="FILE")
     arguments = options.parse_args()
     earlier = json.loads(Path(arguments.reuse).read_text())["rows"] if arguments.reuse else []
+    others = {
+        f"natural {text}": {name: json.loads(value)} for text in arguments.also for name, value in [text.split("=")]
+    }
     rows: list[dict[str, Any]] = []
     with jax.enable_x64(True):
         for name in arguments.names:
@@ -184,7 +193,7 @@ def main() -> None:
                 else:
                     same = [old["curves"] for old in earlier if all(old[key] == row[key] for key in row)]
                     lengths = (arguments.steps, arguments.paper_steps)
-                    row |= optimisers(split, start, label, *lengths, arguments.rates, same[0] if same else {})
+                    row |= optimisers(split, start, label, *lengths, others, same[0] if same else {})
                 rows.append(row)
                 emit(rows, arguments.json)
     if arguments.figure:

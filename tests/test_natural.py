@@ -217,6 +217,21 @@ def test_a_radius_in_which_the_factor_could_become_singular_is_refused(radius: f
         natural_gradient(0.1, radius, retraction)
 
 
+def test_the_trust_region_may_follow_a_schedule() -> None:
+    posterior = random_posterior("star", (2, 2, 1), 6)
+    gradient = jax.tree.map(lambda a: 1e6 * a, random_posterior("star", (2, 2, 1), 7))
+    transformation = natural_gradient(1.0, lambda step: 1.0 / (1.0 + step), "exponential")
+    state = transformation.init(posterior)
+    direction = natural_direction(posterior, gradient)
+    share = np.linalg.norm(direction.mean) / float(direction.length)
+    for radius in (1.0, 0.5, 1.0 / 3.0):
+        updates, state = transformation.update(gradient, state, posterior)
+        taken = np.linalg.solve(posterior.factor(), np.asarray(updates.mean).ravel())
+        np.testing.assert_allclose(np.linalg.norm(taken), share * radius, rtol=1e-6)
+    with pytest.raises(InputError, match="not a schedule"):
+        natural_gradient(1.0, lambda step: 1.0, "linear")
+
+
 @pytest.mark.parametrize(("retraction", "radius", "n_steps"), [("conjugate", 1e6, 1), ("linear", 1.4, 60)])
 def test_one_gaussian_layer_reaches_the_exact_optimum(retraction: str, radius: float, n_steps: int) -> None:
     """S = (I + AᵀA/σ²)⁻¹ and m = S Aᵀy/σ², where A are the whitened features of the data."""

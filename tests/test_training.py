@@ -344,6 +344,9 @@ def test_training_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
         ({"natural_rate": np.nan}, "natural_rate must be a positive number"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"max_steps": -1}, "max_steps must not be negative"),
+        ({"rush_steps": -1}, "rush_steps must not be negative"),
+        ({"rush": 0.5}, "rush must be a number that is at least 1"),
+        ({"rush_radius": np.inf}, "rush_radius must be a number that is at least 1"),
         ({"max_seconds": 0.0}, "max_seconds must be positive, or None"),
         ({"optimizer": "sgd"}, "unknown optimizer 'sgd'"),
         ({"retraction": "none"}, "unknown retraction 'none'"),
@@ -356,6 +359,20 @@ def test_training_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Settings().changed(**changes)
+
+
+def test_the_rush_is_over_soon_and_is_for_natural_gradients_only() -> None:
+    settings = Settings(learning_rate=0.01, decay=1.0, radius=2.0, rush_steps=50, rush=3.0, rush_radius=5.0)
+    adam, natural = settings.rates()
+    np.testing.assert_allclose([adam(0), adam(50), adam(100), adam(5000)], [0.03, 0.02, 0.015, 0.01])
+    assert natural(0) == natural(50)
+    radius = settings.radii()
+    assert callable(radius)
+    np.testing.assert_allclose([radius(0), radius(50), radius(5000)], [10.0, 6.0, 2.0])
+    assert settings.changed(retraction="linear", radius=1.0).radii() == 1.0
+    assert settings.changed(rush_steps=0).radii() == 2.0
+    for steady in (settings.changed(rush_steps=0), settings.changed(optimizer="adam")):
+        assert float(steady.rates()[0](0)) == pytest.approx(0.01)
 
 
 def test_an_unknown_preset_is_refused() -> None:

@@ -31,6 +31,10 @@ E = TypeVar("E", bound="DeepGPEstimator")
 
 STOPPING_ROWS = 200
 """From this many rows on, a tenth of them can say when to stop."""
+RUSH_ROWS = 2000
+"""From this many rows on, training hurries at first,"""
+RUSH_STEPS = 100
+"""with half of the hurry gone after so many steps: a posterior that has seen more rows has a longer way to go."""
 JOINT_ROWS = 5000
 """Rows that can be drawn jointly: each draw factorises a matrix of this size for every layer."""
 JOINT_DRAWS = 128
@@ -133,7 +137,14 @@ class DeepGPEstimator(SavedEstimator):
             changes["max_steps"] = plain.max_steps if preset.holdout else preset.max_steps
         given = {"optimizer": self.optimizer, "max_steps": self.max_steps, "max_seconds": self.max_seconds}
         changes |= {name: value for name, value in given.items() if value is not None}
+        if n_rows >= RUSH_ROWS and preset.optimizer == "natural" and not self._goes_on:
+            changes["rush_steps"] = RUSH_STEPS
         return preset.changed(**{"seed": seed, **changes, **(self.settings or {})})
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether ``fit`` starts from the fitted model."""
+        return self.warm_start and hasattr(self, "model_")
 
     @property
     def _start(self) -> str:
@@ -142,7 +153,7 @@ class DeepGPEstimator(SavedEstimator):
     def _fit(self, x: np.ndarray, y: np.ndarray, likelihood: Likelihood) -> None:
         """Train on inputs in their own units and on targets as the likelihood wants them."""
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        goes_on = self.warm_start and hasattr(self, "model_")
+        goes_on = self._goes_on
         if goes_on:
             model = self._warm_model(x, y)
         else:
@@ -280,7 +291,7 @@ class DeepGPRegressor(DistributionMixin, RegressorMixin, DeepGPEstimator):
         x, y = validate_data(self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, order="C")
         targets = np.asarray(y, np.float64, order="C").reshape(len(y), -1)
         likelihood = self._regression_likelihood(targets.shape[1])
-        if not (self.warm_start and hasattr(self, "model_")):
+        if not self._goes_on:
             counts = isinstance(likelihood, Poisson)
             self.y_scaling_ = Scaling.none(targets.shape[1]) if counts else Scaling.of(targets)
             refuse_overflow(self.y_scaling_, "y")
@@ -387,7 +398,7 @@ class DeepGPClassifier(ClassifierMixin, DeepGPEstimator):
         classes, labels = np.unique(y, return_inverse=True)
         if len(classes) < 2:
             raise InputError(f"y has only one class, {classes[0]!r}: classification needs at least two.")
-        if self.warm_start and hasattr(self, "model_") and not np.array_equal(classes, self.classes_):
+        if self._goes_on and not np.array_equal(classes, self.classes_):
             raise InputError(f"warm_start needs the same classes as before, {self.classes_}; got {classes}.")
         self.classes_ = classes
         binary = len(classes) == 2

@@ -146,19 +146,22 @@ def check_radius(radius: float, retraction: str) -> None:
 
 
 def natural_gradient(
-    learning_rate: float | optax.Schedule, radius: float = 5.0, retraction: str = "conjugate"
+    learning_rate: float | optax.Schedule, radius: float | optax.Schedule = 5.0, retraction: str = "conjugate"
 ) -> optax.GradientTransformationExtraArgs:
     """An Optax transformation: natural-gradient steps for every ``Posterior`` in the parameters.
 
     Args:
         learning_rate: ρ, a number or a schedule. 1 is the exact optimum of a quadratic loss.
-        radius: the largest length of a step in Fisher norm; a step of length ℓ changes the posterior by a KL divergence
-            of about ℓ²/2. The linear retraction needs one below √2.
+        radius: the largest length of a step in Fisher norm, a number or a schedule; a step of length ℓ changes the
+            posterior by a KL divergence of about ℓ²/2. The linear retraction needs a number below √2.
         retraction: how the step is taken.
 
     Other parameters pass through unchanged: combine it with ``optax.partition``.
     """
-    check_radius(radius, retraction)
+    if not callable(radius):
+        check_radius(radius, retraction)
+    elif retraction == "linear":
+        raise InputError("the linear retraction needs a radius that is a number below √2, not a schedule.")
 
     def init(params: Any) -> NaturalState:
         del params
@@ -169,6 +172,7 @@ def natural_gradient(
         if params is None:
             raise ValueError("natural_gradient needs the parameters: optimiser.update(gradient, state, parameters).")
         rate = learning_rate(state.steps) if callable(learning_rate) else learning_rate
+        longest = radius(state.steps) if callable(radius) else radius
         lengths: list[Array] = []
 
         def one(gradient: Any, posterior: Any) -> Any:
@@ -176,7 +180,7 @@ def natural_gradient(
                 return gradient
             direction = natural_direction(posterior, gradient)
             # The floor keeps a gradient of zero from dividing by zero.
-            size = jnp.minimum(rate, radius / jnp.maximum(direction.length, 1e-30)).astype(direction.length.dtype)
+            size = jnp.minimum(rate, longest / jnp.maximum(direction.length, 1e-30)).astype(direction.length.dtype)
             lengths.append((rate * direction.length).astype(jnp.float32))
             step = Direction(-size * direction.mean, -size * direction.blocks, size * direction.length)
             return jax.tree.map(jnp.subtract, retract(posterior, step, retraction), posterior)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -27,6 +28,9 @@ class Settings:
         memory: β₂ of Adam, how long it remembers the size of gradients.
         natural_rate: ρ of the natural gradient; 1 would jump to the optimum of a quadratic.
         radius: trust region of a natural step, in Fisher norm.
+        rush_steps: with natural gradients, a run can hurry at first; half of it is gone after this many steps. 0: none.
+        rush: in the first step, Adam's rate is this many times as large,
+        rush_radius: and so is the radius this many times; not that of the linear retraction, which has a limit.
         retraction: see :func:`~structured_dgp.training.natural.natural_gradient`.
         decay: both rates are multiplied by this every ``decay_steps`` steps, gradually or, with ``staircase``, at once.
         clip: largest norm of the gradient that Adam sees; None for no limit.
@@ -55,6 +59,9 @@ class Settings:
     memory: float = 0.99
     natural_rate: float = 0.1
     radius: float = 2.0
+    rush_steps: int = 0
+    rush: float = 4.0
+    rush_radius: float = 10.0
     retraction: str = "conjugate"
     decay: float = 0.98
     decay_steps: int = 1000
@@ -85,7 +92,11 @@ class Settings:
         for name in ("decay_steps", "batch_size", "n_samples", "score_every", "score_draws", "max_failures"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1; got {getattr(self, name)}.")
-        for name in ("max_steps", "min_steps"):
+        for name in ("rush", "rush_radius"):
+            value = getattr(self, name)
+            if not (np.isfinite(value) and value >= 1.0):
+                raise InputError(f"{name} must be a number that is at least 1; got {value}.")
+        for name in ("max_steps", "min_steps", "rush_steps"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} must not be negative; got {getattr(self, name)}.")
         if not 0.0 < self.memory < 1.0:
@@ -123,7 +134,19 @@ class Settings:
             optax.exponential_decay(rate, self.decay_steps, self.decay, staircase=self.staircase)
             for rate in (self.learning_rate, self.natural_rate)
         )
-        return adam, natural
+        hurry = self._hurry(self.rush)
+        return (adam if hurry is None else lambda step: adam(step) * hurry(step)), natural
+
+    def radii(self) -> float | optax.Schedule:
+        """The trust region, a number or a function of the step."""
+        hurry = None if self.retraction == "linear" else self._hurry(self.rush_radius)
+        return self.radius if hurry is None else lambda step: self.radius * hurry(step)
+
+    def _hurry(self, first: float) -> optax.Schedule | None:
+        """A factor that falls from ``first`` to 1; None if it is 1 all the time."""
+        if self.optimizer != "natural" or not self.rush_steps or first == 1.0:
+            return None
+        return lambda step: 1.0 + (first - 1.0) * jnp.exp2(-step / self.rush_steps)
 
     def make_optimizer(self) -> optax.GradientTransformationExtraArgs:
         """The Optax optimiser for the trainable part of a model; the same object for the same values."""
@@ -136,6 +159,9 @@ OPTIMIZER_SETTINGS = (
     "memory",
     "natural_rate",
     "radius",
+    "rush_steps",
+    "rush",
+    "rush_radius",
     "retraction",
     "decay",
     "decay_steps",
@@ -157,7 +183,7 @@ def _optimizer(settings: Settings) -> optax.GradientTransformationExtraArgs:
     adam = optax.chain(*parts)
     if settings.optimizer == "adam":
         return optax.with_extra_args_support(adam)
-    natural = natural_gradient(natural_rate, settings.radius, settings.retraction)
+    natural = natural_gradient(natural_rate, settings.radii(), settings.retraction)
     return optax.partition({"natural": natural, "adam": adam}, _labels)
 
 
