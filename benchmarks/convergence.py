@@ -150,13 +150,16 @@ def estimators(split: Split, start: DeepGP, name: str, steps: int) -> dict[str, 
 
 
 def draw(rows: list[dict[str, Any]], path: str) -> None:
-    """ELBO over steps and over seconds, one column of panels for each row."""
+    """ELBO over steps and over seconds, one column of panels for each row; a label has one colour in all of them."""
     size = {"figsize": (4.5 * len(rows), 6.8), "layout": "constrained", "squeeze": False}
     figure, axes = plt.subplots(2, len(rows), **size)
+    labels = dict.fromkeys(label for row in rows for label in row["curves"])
+    colors = {label: f"C{place}" for place, label in enumerate(labels)}
     for place, against in enumerate(("step", "seconds")):
         for axis, row in zip(axes[place], rows, strict=True):
             for label, run in row["curves"].items():
-                axis.plot(run[against], run["elbo"], label=label, linewidth=2 if label in LEADING else 1)
+                width = 2 if label in LEADING else 1
+                axis.plot(run[against], run["elbo"], label=label, color=colors[label], linewidth=width)
             reached = [max(run["elbo"]) for run in row["curves"].values()]
             best, reach = max(reached), max(2.0 * abs(max(reached)) + 300.0, 1.5 * (max(reached) - min(reached)))
             axis.set(xlabel=against if against == "seconds" else "steps", ylabel="ELBO")
