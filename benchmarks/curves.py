@@ -2,7 +2,8 @@
 
     python benchmarks/curves.py --data FOLDER --json curves.json --figure curves.png
 
-``FOLDER`` holds mcycle.csv and lidar.csv. A tenth of the rows is tested on.
+``FOLDER`` holds mcycle.csv and lidar.csv. A tenth of the rows is tested on. Methods called noise have a likelihood with
+noise that depends on the input.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "sgp": {"n_layers": 1},
     "mf": {"coupling": "mf"},
     "star": {"coupling": "star"},
+    "sgp noise": {"n_layers": 1, "likelihood": "heteroscedastic"},
+    "star noise": {"coupling": "star", "likelihood": "heteroscedastic"},
 }
 
 

@@ -26,7 +26,7 @@ from structured_dgp import (
 from structured_dgp.couplings import Order
 from structured_dgp.files import Contents, read_contents, write_contents
 from structured_dgp.kernels import RBF, Kernel, Linear, Matern12, Matern32, Periodic, RationalQuadratic, White
-from structured_dgp.likelihoods import Bernoulli, Gaussian, Likelihood, Poisson, Softmax, StudentT
+from structured_dgp.likelihoods import Bernoulli, Gaussian, Heteroscedastic, Likelihood, Poisson, Softmax, StudentT
 from structured_dgp.model_files import KINDS, describe, rebuild
 
 RNG = np.random.default_rng(0)
@@ -90,6 +90,7 @@ KERNELS: list[Callable[[], Kernel]] = [
 LIKELIHOODS: list[Callable[[], Likelihood]] = [
     lambda: Gaussian(Fixed(0.3)),
     lambda: StudentT(0.2, 5.0, 30),
+    lambda: Heteroscedastic([0.2]),
     Bernoulli,
     Poisson,
     lambda: Softmax(8),

@@ -42,7 +42,9 @@ def fit(
     layers: Annotated[int, typer.Option(help="Layers, output included; 1 is a sparse GP.")] = 3,
     width: Annotated[int, typer.Option(help="Latent GPs of each hidden layer.")] = 5,
     inducing: Annotated[int, typer.Option(help="Inducing points of each layer.")] = 128,
-    likelihood: Annotated[str, typer.Option(help="auto, gaussian, student_t (outliers) or poisson (counts).")] = "auto",
+    likelihood: Annotated[
+        str, typer.Option(help="auto, gaussian, heteroscedastic, student_t (outliers) or poisson (counts).")
+    ] = "auto",
     preset: Annotated[str, typer.Option(help="default or paper.")] = "default",
     steps: Annotated[int | None, typer.Option(help="Training steps at most. [default: the preset's]")] = None,
     seconds: Annotated[float | None, typer.Option(help="Training ends after this time.")] = None,

@@ -18,7 +18,7 @@ from structured_dgp.couplings import Coupling
 from structured_dgp.exceptions import InputError, ModelFileError
 from structured_dgp.initial import STARTS, KernelRule, initial_model
 from structured_dgp.kernels import Kernel
-from structured_dgp.likelihoods import Bernoulli, Gaussian, Likelihood, Poisson, Softmax, StudentT
+from structured_dgp.likelihoods import Bernoulli, Gaussian, Heteroscedastic, Likelihood, Poisson, Softmax, StudentT
 from structured_dgp.model import DRAWS, DeepGP
 from structured_dgp.precision import wide_scope
 from structured_dgp.prediction import Mixture
@@ -180,7 +180,7 @@ class DeepGPEstimator(SavedEstimator):
         return initial_model(
             self.x_scaling_.to_standard(x),
             self.coupling,
-            layer_widths(self.n_layers, self.width, y.shape[1]),
+            layer_widths(self.n_layers, self.width, likelihood.n_outputs(y.shape[1])),
             self.n_inducing,
             start=self._start,
             kernel=self.kernel,
@@ -191,7 +191,8 @@ class DeepGPEstimator(SavedEstimator):
 
     def _warm_model(self, x: np.ndarray, y: np.ndarray) -> DeepGP:
         """The fitted model, in a larger coupling if that was asked for."""
-        model, widths = self.model_, layer_widths(self.n_layers, self.width, y.shape[1])
+        model = self.model_
+        widths = layer_widths(self.n_layers, self.width, model.likelihood.n_outputs(y.shape[1]))
         n_inputs = model.layers[0].inducing.shape[1]
         if model.widths != widths or n_inputs != x.shape[1]:
             raise InputError(
@@ -256,8 +257,9 @@ class DeepGPRegressor(DistributionMixin, RegressorMixin, DeepGPEstimator):
         n_inducing: inducing points of each layer; never more than there are different rows.
         kernel: ``"rbf"``, ``"matern12"``, ``"matern32"``, ``"matern52"``, ``"rational_quadratic"``, a ``Kernel`` for
             all layers, or a rule (n_inputs, is_output) -> Kernel.
-        likelihood: ``"auto"`` or ``"gaussian"``, ``"student_t"`` (outliers), ``"poisson"`` (counts), or a
-            ``Likelihood``, which is for standardised targets unless they are counts.
+        likelihood: ``"auto"`` or ``"gaussian"``, ``"heteroscedastic"`` (noise that depends on the inputs),
+            ``"student_t"`` (outliers), ``"poisson"`` (counts), or a ``Likelihood``, which is for standardised targets
+            unless they are counts.
         preset: ``"default"`` or ``"paper"``.
         optimizer: ``"natural"`` or ``"adam"``; None for the preset's.
         precision: ``"mixed"``, ``"float64"`` or ``"float32"``.
@@ -305,12 +307,15 @@ class DeepGPRegressor(DistributionMixin, RegressorMixin, DeepGPEstimator):
         noise = STARTS[self._start].noise
         if self.likelihood in ("auto", "gaussian"):
             return Gaussian(np.full(n_outputs, noise))
+        if self.likelihood == "heteroscedastic":
+            return Heteroscedastic(np.full(n_outputs, noise))
         if self.likelihood == "student_t":
             return StudentT(np.full(n_outputs, np.sqrt(noise)))
         if self.likelihood == "poisson":
             return Poisson()
         raise InputError(
-            f"unknown likelihood {self.likelihood!r}: use 'gaussian', 'student_t', 'poisson' or a Likelihood."
+            f"unknown likelihood {self.likelihood!r}: use 'gaussian', 'heteroscedastic', 'student_t', 'poisson' or a "
+            "Likelihood."
         )
 
     def predict_dist(self, X: Any) -> Mixture:
@@ -351,27 +356,17 @@ class DeepGPRegressor(DistributionMixin, RegressorMixin, DeepGPEstimator):
     def _covariance(self, X: Any, prediction: Mixture) -> Float[np.ndarray, "..."]:
         """Correlations from joint draws, variances from the prediction."""
         x = self._joint_inputs(X)
-        joint = self.model_.joint_covariance(x, jax.random.key(0), JOINT_DRAWS)
+        noise = self.model_.likelihood.noise_variance(*self.model_.output_moments(x, self.n_draws))
+        noise = noise * self.y_scaling_.unit**2
+        joint = self.model_.joint_covariance(x, jax.random.key(0), JOINT_DRAWS)[..., : noise.shape[1]]
         function = np.sqrt(np.maximum(np.einsum("nnp->np", joint), np.finfo(np.float64).tiny))
         correlation = joint / (function[:, None] * function[None])
         variance = prediction.var.reshape(len(x), -1)
-        noise = self._noise_variance(variance)
         std = np.sqrt(np.maximum(variance - noise, 0.0))
         covariance = correlation * std[:, None] * std[None]
         rows = np.arange(len(x))
         covariance[rows, rows] = variance
         return covariance[..., 0] if self.is_flat_ else covariance
-
-    def _noise_variance(self, variance: Float[np.ndarray, "n P"]) -> Float[np.ndarray, "n P"]:
-        """How much of the variance is observation noise, independent between rows."""
-        likelihood = self.model_.likelihood
-        if isinstance(likelihood, Gaussian):
-            noise = np.asarray(likelihood.variance, np.float64)
-        elif isinstance(likelihood, StudentT) and float(likelihood.df) > 2.0:
-            noise = np.asarray(likelihood.scale, np.float64) ** 2 * float(likelihood.df / (likelihood.df - 2.0))
-        else:
-            raise InputError(f"return_cov needs noise with a finite variance, not {type(likelihood).__name__}.")
-        return np.broadcast_to(noise * self.y_scaling_.unit**2, variance.shape)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

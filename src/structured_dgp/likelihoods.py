@@ -1,8 +1,8 @@
 """Likelihoods: how targets y arise from the outputs f of the last layer.
 
 A likelihood answers two questions about f ~ N(mean, cov): the expected log density of y, for training, and the
-distribution of y, for prediction. But for ``Softmax``, each output is on its own given f, so that only the diagonal of
-``cov`` matters.
+distribution of y, for prediction. But for ``Heteroscedastic`` and ``Softmax``, each output is on its own given f, so
+that only the diagonal of ``cov`` matters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from jax.scipy.special import betaln, gammaln
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from numpy.typing import NDArray
-from scipy.special import expit
+from scipy.special import expit, ndtri
 
 from structured_dgp import families
 from structured_dgp.exceptions import InputError
@@ -31,6 +31,8 @@ from structured_dgp.precision import wide_scope
 from structured_dgp.prediction import Mixture, row_chunks
 from structured_dgp.triangular import factorise
 
+NOISES = 32
+"""At least as many values of a noise that varies make up its predictions."""
 POINTS = 20  # of the Gauss-Hermite rule, where an expectation has no closed form
 
 Means = Float[Array, "R n P"]
@@ -39,7 +41,15 @@ Points = Float[Array, "Q R n P"]
 
 
 class Likelihood(eqx.Module):
-    """The distribution of targets y (n, P) given function values f of the same shape."""
+    """The distribution of targets y (n, P) given function values f, of the same shape if not said otherwise."""
+
+    def n_outputs(self, n_targets: int) -> int:
+        """How many outputs the last layer needs for this many targets."""
+        return n_targets
+
+    def n_targets(self, n_outputs: int) -> int:
+        """For how many targets the last layer has enough outputs."""
+        return n_outputs
 
     @abstractmethod
     def expected_log_prob(self, y: Float[Array, "n P"], mean: Means, cov: Covariances) -> Float[Array, "R n"]:
@@ -52,6 +62,12 @@ class Likelihood(eqx.Module):
     @abstractmethod
     def sample(self, key: PRNGKeyArray, f: Float[Array, "*batch P"]) -> Float[Array, "*batch P"]:
         """Targets drawn given f."""
+
+    def noise_variance(
+        self, mean: Float[np.ndarray, "R n F"], cov: Float[np.ndarray, "R n F F"]
+    ) -> Float[np.ndarray, "n P"]:
+        """The part of the variance of y that its rows do not share: that of y given f, on average."""
+        raise InputError(f"{type(self).__name__} has no noise that is added to f: it has no covariance over rows.")
 
     @abstractmethod
     def check_targets(self, y: np.ndarray) -> None:
@@ -97,6 +113,84 @@ class Gaussian(Likelihood):
     @wide_scope
     def sample(self, key: PRNGKeyArray, f: Float[Array, "*batch P"]) -> Float[Array, "*batch P"]:
         return f + jnp.sqrt(_like(self.variance, f)) * jax.random.normal(key, f.shape, f.dtype)
+
+    @wide_scope
+    def noise_variance(
+        self, mean: Float[np.ndarray, "R n F"], cov: Float[np.ndarray, "R n F F"]
+    ) -> Float[np.ndarray, "n P"]:
+        return np.broadcast_to(np.asarray(self.variance, np.float64), mean.shape[1:])
+
+    def check_targets(self, y: np.ndarray) -> None:
+        _check_table(y, self._variance)
+
+
+@final
+class Heteroscedastic(Likelihood):
+    """y = f + N(0, variance · exp(g)): noise that depends on the inputs. The outputs are all f and then all g.
+
+    ``variance`` is one number, or one for each target.
+    """
+
+    _variance: Positive
+
+    def __init__(self, variance: ArrayLike | Fixed = 0.01) -> None:
+        self._variance = Positive(variance, "variance")
+
+    @property
+    def variance(self) -> Float[Array, "..."]:
+        """The noise variance where g is zero."""
+        return self._variance.value
+
+    def n_outputs(self, n_targets: int) -> int:
+        return 2 * n_targets
+
+    def n_targets(self, n_outputs: int) -> int:
+        if n_outputs % 2:
+            raise InputError(
+                f"the last layer has {n_outputs} outputs, but this likelihood needs two for each target: one for its "
+                "mean, one for its noise."
+            )
+        return n_outputs // 2
+
+    @wide_scope
+    def expected_log_prob(
+        self, y: Float[Array, "n P"], mean: Float[Array, "R n F"], cov: Float[Array, "R n F F"]
+    ) -> Float[Array, "R n"]:
+        P = self.n_targets(mean.shape[-1])
+        var, both = _diagonal(cov), jnp.diagonal(cov[..., :P, P:], axis1=-2, axis2=-1)
+        noise = _like(self.variance, mean[..., :P])
+        # E[(y - f)² exp(-g)] = exp(-μ_g + v_g/2) ((y - μ_f + v_fg)² + v_f): exp(-g) tilts f by -v_fg
+        squared = (y - mean[..., :P] + both) ** 2 + var[..., :P]
+        tilted = jnp.exp(-mean[..., P:] + 0.5 * var[..., P:]) * squared / noise
+        return -0.5 * jnp.sum(jnp.log(2.0 * math.pi * noise) + mean[..., P:] + tilted, axis=-1)
+
+    @wide_scope
+    def predictive(self, mean: Float[np.ndarray, "R n F"], cov: Float[np.ndarray, "R n F F"]) -> Mixture:
+        """Given g, y is normal: the components are split by values of g, evenly spread over its distribution."""
+        P, R = self.n_targets(mean.shape[-1]), mean.shape[0]
+        noise = np.asarray(_like(self.variance, mean[..., :P]), np.float64)
+        splits = -(-NOISES // R)
+        z = _spread(splits * R)[:, None, None]
+        mean, cov = np.repeat(mean, splits, axis=0), np.repeat(cov, splits, axis=0)
+        var, both = _variances(cov), np.diagonal(cov[..., :P, P:], axis1=-2, axis2=-1)
+        std = np.sqrt(var[..., P:])
+        slope = np.divide(both, std, out=np.zeros_like(std), where=std > 0.0)
+        spread = np.maximum(var[..., :P] - slope**2, 0.0) + noise * np.exp(mean[..., P:] + std * z)
+        return Mixture(families.Normal(mean[..., :P] + slope * z, spread))
+
+    @wide_scope
+    def sample(self, key: PRNGKeyArray, f: Float[Array, "*batch F"]) -> Float[Array, "*batch P"]:
+        P = self.n_targets(f.shape[-1])
+        std = jnp.sqrt(_like(self.variance, f[..., :P]) * jnp.exp(f[..., P:]))
+        return f[..., :P] + std * jax.random.normal(key, std.shape, f.dtype)
+
+    @wide_scope
+    def noise_variance(
+        self, mean: Float[np.ndarray, "R n F"], cov: Float[np.ndarray, "R n F F"]
+    ) -> Float[np.ndarray, "n P"]:
+        P = self.n_targets(mean.shape[-1])
+        log = np.asarray(mean, np.float64)[..., P:] + 0.5 * _variances(cov)[..., P:]
+        return np.asarray(self.variance, np.float64) * np.exp(log).mean(axis=0)
 
     def check_targets(self, y: np.ndarray) -> None:
         _check_table(y, self._variance)
@@ -148,6 +242,15 @@ class StudentT(Likelihood):
     @wide_scope
     def sample(self, key: PRNGKeyArray, f: Float[Array, "*batch P"]) -> Float[Array, "*batch P"]:
         return f + _like(self.scale, f) * jax.random.t(key, _like(self.df, f), f.shape, f.dtype)
+
+    @wide_scope
+    def noise_variance(
+        self, mean: Float[np.ndarray, "R n F"], cov: Float[np.ndarray, "R n F F"]
+    ) -> Float[np.ndarray, "n P"]:
+        df = float(self.df)
+        if df <= 2.0:
+            raise InputError(f"Student-t noise with {df:.3g} degrees of freedom has no variance.")
+        return np.broadcast_to(np.asarray(self.scale, np.float64) ** 2 * df / (df - 2.0), mean.shape[1:])
 
     def check_targets(self, y: np.ndarray) -> None:
         _check_table(y, self._scale)
@@ -282,6 +385,14 @@ def _normal_points(n_points: int, n_dimensions: int) -> Float[np.ndarray, "Q D"]
     variances, axes = np.linalg.eigh(half.T @ half / size)
     half = half @ (axes / np.sqrt(variances)) @ axes.T
     return np.concatenate([half, -half])
+
+
+@functools.lru_cache(maxsize=32)
+def _spread(size: int) -> Float[np.ndarray, " size"]:
+    """Equally likely values of a standard normal variable, in an order that has nothing to do with their size."""
+    z = ndtri((np.arange(size) + 0.5) / size)
+    z = z / np.sqrt(np.mean(z**2)) if size > 1 else z
+    return np.random.default_rng(0).permutation(z)
 
 
 def _diagonal(cov: Covariances) -> Float[Array, "R n P"]:

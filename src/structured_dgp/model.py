@@ -85,6 +85,11 @@ class DeepGP(eqx.Module):
         return self.posterior.widths
 
     @property
+    def n_targets(self) -> int:
+        """How many columns y has."""
+        return self.likelihood.n_targets(self.widths[-1])
+
+    @property
     def n_hidden(self) -> int:
         """How many latent GPs are not in the output layer: the last axis of ``eps``."""
         return sum(self.widths[:-1])
@@ -149,10 +154,16 @@ class DeepGP(eqx.Module):
         The noise is a fixed low-discrepancy set shared by all rows, so a row's prediction does not depend on the
         other rows. Memory does not grow with the number of rows beyond the result itself.
         """
+        return self.likelihood.predictive(*self.output_moments(x, n_draws, seed))
+
+    @wide_scope
+    def output_moments(
+        self, x: Any, n_draws: int = DRAWS, seed: int = 0
+    ) -> tuple[Float[np.ndarray, "R n F"], Float[np.ndarray, "R n F F"]]:
+        """Mean and covariance of the outputs f of the last layer, for each of the draws behind ``predict``."""
         x = as_matrix(x, "x", self.layers[0].inducing.shape[1])
         eps = self.prediction_noise(n_draws, seed)
-        mean, cov = self._checked(moments_by_rows(lambda rows: _predict(self, jnp.asarray(rows, self.dtype), eps), x))
-        return self.likelihood.predictive(mean, cov)
+        return self._checked(moments_by_rows(lambda rows: _predict(self, jnp.asarray(rows, self.dtype), eps), x))
 
     @wide_scope
     def prediction_noise(self, n_draws: int = DRAWS, seed: int = 0) -> Float[Array, "R T_hidden"]:
@@ -250,9 +261,9 @@ class DeepGP(eqx.Module):
         return jnp.asarray(checked, self.dtype)
 
     def _targets(self, y: Any) -> Float[Array, "n P"]:
-        y = jnp.reshape(y, (-1, 1)) if np.ndim(y) == 1 and self.widths[-1] == 1 else y
+        y = jnp.reshape(y, (-1, 1)) if np.ndim(y) == 1 and self.n_targets == 1 else y
         if not is_traced(y):
-            y = as_matrix(y, "y", self.widths[-1])
+            y = as_matrix(y, "y", self.n_targets)
             self.likelihood.check_targets(y)
         return jnp.asarray(y, self.dtype)
 
@@ -315,7 +326,7 @@ def _check_fit(layers: tuple[Layer, ...], posterior: AbstractPosterior) -> None:
 
 def _check_likelihood(likelihood: Likelihood, n_outputs: int) -> None:
     """Let a likelihood refuse a number of outputs that its parameters do not fit."""
-    shapes = [(1, n_outputs), (1, 1, n_outputs), (1, 1, n_outputs, n_outputs)]
+    shapes = [(1, likelihood.n_targets(n_outputs)), (1, 1, n_outputs), (1, 1, n_outputs, n_outputs)]
     jax.eval_shape(likelihood.expected_log_prob, *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
 
 

@@ -40,6 +40,7 @@ KINDS: dict[str, type[eqx.Module]] = {
         kernels.Sum,
         kernels.Product,
         likelihoods.Gaussian,
+        likelihoods.Heteroscedastic,
         likelihoods.StudentT,
         likelihoods.Bernoulli,
         likelihoods.Softmax,

@@ -84,7 +84,7 @@ class SavedEstimator(PortableEstimator):
         scaling = {name: arrays.pop(name) for name in ("x.centre", "x.spread", "y.centre", "y.spread")}
         self.model_ = rebuild(facts["model"], arrays)
         self.n_features_in_ = int(self.model_.layers[0].inducing.shape[1])
-        sizes = {"x": self.n_features_in_, "y": self.model_.widths[-1]}
+        sizes = {"x": self.n_features_in_, "y": self.model_.n_targets}
         for name, values in scaling.items():
             fits = values.shape == (sizes[name[0]],) and values.dtype == np.float64 and np.isfinite(values).all()
             if not fits or (name.endswith("spread") and (values < 0.0).any()):

@@ -130,7 +130,7 @@ def train(
 def checked_data(model: DeepGP, x: Any, y: Any) -> tuple[Float[np.ndarray, "n D"], Float[np.ndarray, "n P"]]:
     """Inputs and targets as matrices that fit the model."""
     x = as_matrix(x, "x", model.layers[0].inducing.shape[1])
-    y = as_matrix(np.reshape(y, (-1, 1)) if np.ndim(y) == 1 else y, "y", model.widths[-1])
+    y = as_matrix(np.reshape(y, (-1, 1)) if np.ndim(y) == 1 else y, "y", model.n_targets)
     if len(x) != len(y):
         raise InputError(f"x has {len(x)} rows, but y has {len(y)}.")
     model.likelihood.check_targets(y)
