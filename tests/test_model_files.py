@@ -90,7 +90,7 @@ KERNELS: list[Callable[[], Kernel]] = [
 LIKELIHOODS: list[Callable[[], Likelihood]] = [
     lambda: Gaussian(Fixed(0.3)),
     lambda: StudentT(0.2, 5.0, 30),
-    lambda: Heteroscedastic([0.2]),
+    lambda: Heteroscedastic(np.array([0.2])),
     Bernoulli,
     Poisson,
     lambda: Softmax(8),
