@@ -179,7 +179,7 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=1500)
     options.add_argument("--paper-steps", type=int, default=5000)
     options.add_argument("--estimators", action="store_true", help="compare estimates of the bound instead")
-    options.add_argument("--reuse", metavar="FILE", help="take curves from an earlier JSON file")
+    options.add_argument("--reuse", metavar="FILE", help="take Adam's curves from an earlier JSON file")
     options.add_argument("--also", nargs="+", default=[], metavar="NAME=VALUE", help="natural gradients changed so")
     options.add_argument("--figure", metavar="FILE")
     arguments = options.parse_args()
@@ -201,8 +201,9 @@ def main() -> None:
                     row |= estimators(split, start, label, arguments.steps)
                 else:
                     same = [old["curves"] for old in earlier if all(old[key] == row[key] for key in row)]
+                    known = {key: run for key, run in (same[0] if same else {}).items() if key.startswith("adam")}
                     lengths = (arguments.steps, arguments.paper_steps)
-                    row |= optimisers(split, start, label, *lengths, others, same[0] if same else {})
+                    row |= optimisers(split, start, label, *lengths, others, known)
                 rows.append(row)
                 emit(rows, arguments.json)
     if arguments.figure:
