@@ -196,7 +196,7 @@ def test_the_trust_region_bounds_every_step(retraction: str, scale: float) -> No
     if retraction != "conjugate":
         taken = np.linalg.solve(posterior.factor(), np.asarray(moved.mean - posterior.mean).ravel())
         expected = min(1.0, radius / length) * np.linalg.norm(natural_direction(posterior, gradient).mean)
-        np.testing.assert_allclose(np.linalg.norm(taken), expected, rtol=1e-8)
+        np.testing.assert_allclose(np.linalg.norm(taken), expected, rtol=1e-6)  # products of single precision
     np.testing.assert_allclose(state.length, length, rtol=1e-5)
     ratio = np.diag(moved.factor()) / np.diag(posterior.factor())
     assert np.all(ratio > 0.0)
@@ -232,9 +232,17 @@ def test_the_trust_region_may_follow_a_schedule() -> None:
         natural_gradient(1.0, lambda step: 1.0, "linear")
 
 
-@pytest.mark.parametrize(("retraction", "radius", "n_steps"), [("conjugate", 1e6, 1), ("linear", 1.4, 60)])
-def test_one_gaussian_layer_reaches_the_exact_optimum(retraction: str, radius: float, n_steps: int) -> None:
-    """S = (I + AᵀA/σ²)⁻¹ and m = S Aᵀy/σ², where A are the whitened features of the data."""
+@pytest.mark.parametrize(
+    ("retraction", "radius", "n_steps", "tolerance"),
+    [("conjugate", 1e6, 1, 1e-6), ("conjugate", 1e6, 3, 1e-11), ("linear", 1.4, 60, 1e-6), ("linear", 1.4, 90, 1e-11)],
+)
+def test_one_gaussian_layer_reaches_the_exact_optimum(
+    retraction: str, radius: float, n_steps: int, tolerance: float
+) -> None:
+    """S = (I + AᵀA/σ²)⁻¹ and m = S Aᵀy/σ², where A are the whitened features of the data.
+
+    The products of a step are of single precision; more steps take away what they have rounded.
+    """
     rng = np.random.default_rng(9)
     x = rng.standard_normal((30, 1))
     y = np.sin(2.0 * x) + 0.1 * rng.standard_normal((30, 1))
@@ -253,5 +261,27 @@ def test_one_gaussian_layer_reaches_the_exact_optimum(retraction: str, radius: f
     K = np.exp(-0.5 * (Z - Z.T) ** 2) + 1e-6 * np.eye(5)
     A = np.exp(-0.5 * (x - Z.T) ** 2) @ np.linalg.inv(np.linalg.cholesky(K)).T
     S = np.linalg.inv(np.eye(5) + A.T @ A / noise)
-    np.testing.assert_allclose(posterior.covariance(), S, rtol=1e-6, atol=1e-9)
-    np.testing.assert_allclose(posterior.mean[0], (S @ A.T @ y / noise)[:, 0], rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(posterior.covariance(), S, rtol=tolerance, atol=1e-3 * tolerance)
+    np.testing.assert_allclose(posterior.mean[0], (S @ A.T @ y / noise)[:, 0], rtol=tolerance, atol=1e-3 * tolerance)
+
+
+@pytest.mark.parametrize("scale", [1e-60, 1e30, 1e60])
+def test_gradients_beyond_the_range_of_single_precision_are_followed(scale: float) -> None:
+    """A step is as long as the trust region allows, or as the gradient is, whatever the units of the loss."""
+    posterior, gradient = random_posterior("star", (2, 1), 10), random_posterior("star", (2, 1), 11)
+    transformation = natural_gradient(0.3 / scale, 0.7)
+    huge = jax.tree.map(lambda a: scale * a, gradient)
+    updates, _ = transformation.update(huge, transformation.init(posterior), posterior)
+    same = natural_gradient(0.3, 0.7)
+    expected, _ = same.update(gradient, same.init(posterior), posterior)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), updates, expected)
+    assert float(jnp.abs(updates.mean).max()) > 1e-3
+
+
+def test_without_a_gradient_nothing_moves() -> None:
+    posterior = random_posterior("star", (2, 1), 10)
+    transformation = natural_gradient(0.3)
+    zero = jax.tree.map(jnp.zeros_like, posterior)
+    updates, state = transformation.update(zero, transformation.init(posterior), posterior)
+    jax.tree.map(lambda a: np.testing.assert_array_equal(a, 0.0), updates)
+    assert float(state.length) == 0.0

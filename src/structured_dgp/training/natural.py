@@ -15,6 +15,10 @@ and its squared length |d|² + Σ_{a≠b} X_ab² + 2 Σ_a X_aa² is twice the KL
 step that is longer than the trust region is shortened to its radius.
 
 C never leaves its family, whatever the loss: the diagonal of r(X) stays positive, for I + X with a radius below √2.
+
+The products are in single precision, whatever the precision of the posterior, which is what makes such a step as cheap
+as one of Adam. Nothing is lost: the gradient is of full precision and the step is added to C and m, so that the next
+step sees and corrects the rounding of this one.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from jaxtyping import Array, Float, Int
 
 from structured_dgp.couplings import Structure
 from structured_dgp.exceptions import InputError
-from structured_dgp.linalg import eliminate, lower_half
+from structured_dgp.linalg import eliminate
 from structured_dgp.posterior import Posterior
 from structured_dgp.products import transposed
 
@@ -70,38 +74,47 @@ def natural_direction(posterior: Posterior, gradient: Posterior) -> Direction:
 
 def retract(posterior: Posterior, step: Direction, retraction: str = "conjugate") -> Posterior:
     """The posterior after a step in the group."""
+    return jax.tree.map(jnp.add, posterior, movement(posterior, step, retraction))
+
+
+def movement(posterior: Posterior, step: Direction, retraction: str = "conjugate") -> Posterior:
+    """What a step in the group adds to the mean and to the factor."""
     structure, C, X, d = posterior.structure, posterior.factor_blocks(), step.blocks, step.mean
     if retraction == "conjugate":
         diagonal = np.array([place for place, (i, k) in enumerate(structure.blocks) if i == k])
-        R = X.at[diagonal].set(_conjugate_factors(X[diagonal]))
-        blocks = group_product(structure, C, R)
-        # The mean moves with the new covariance, C R Rᵀ Cᵀ.
-        d = _times_vector(structure, R, _transposed_times_vector(structure, R, d))
+        E = X.at[diagonal].set(_conjugate_changes(X[diagonal]))
+        blocks = group_product(structure, C, E)
+        # The mean moves with the new covariance, C R Rᵀ Cᵀ, where R = I + E.
+        d = d + _transposed_times_vector(structure, E, d)
+        d = d + _times_vector(structure, E, d)
     else:
-        move = group_product(structure, C, X)
+        blocks = group_product(structure, C, X)
         if retraction == "exponential":
-            move = move + 0.5 * group_product(structure, move, X)
-        blocks = C + move
-    mean = posterior.mean + _times_vector(structure, C, d)
+            blocks = blocks + 0.5 * group_product(structure, blocks, X)
+    mean = _times_vector(structure, C, d)
     return Posterior(coupling=posterior.coupling, widths=posterior.widths, mean=mean, blocks=blocks)
 
 
-def _conjugate_factors(X: Float[Array, "T M M"]) -> Float[Array, "T M M"]:
-    """Lower triangular R with R Rᵀ = (I - X - Xᵀ)⁻¹: the step X taken in the precision instead of the factor.
+def _conjugate_changes(X: Float[Array, "T M M"]) -> Float[Array, "T M M"]:
+    """R - I for the lower triangular R with R Rᵀ = (I - X - Xᵀ)⁻¹: the step X taken in the precision.
 
     Short steps, as almost all are after the first few, are taken to second order: this needs no factorisation, and R
     is invertible for any X.
     """
     longest = jnp.max(jax.vmap(_largest_eigenvalue)(X + jnp.swapaxes(X, 1, 2)))
-    return jax.lax.cond(longest < SHORT, _second_order_factors, jax.vmap(_conjugate_factor), X)
+    return jax.lax.cond(longest < SHORT, _second_order_changes, jax.vmap(_conjugate_change), X)
 
 
-def _second_order_factors(X: Float[Array, "T M M"]) -> Float[Array, "T M M"]:
-    """I + X + X² + Φ(Xᵀ X), whose square is I + H + H² + O(X³) with H = X + Xᵀ."""
-    return jnp.eye(X.shape[1], dtype=X.dtype) + X + X @ X + lower_half(jnp.swapaxes(X, 1, 2) @ X)
+def _second_order_changes(X: Float[Array, "T M M"]) -> Float[Array, "T M M"]:
+    """X + X² + Φ(Xᵀ X): with I added, its square is I + H + H² + O(X³), H = X + Xᵀ.
+
+    Φ takes the lower half, with half of the diagonal, and X² is lower triangular, so that one product makes both.
+    """
+    half_of_diagonal = 0.5 * jnp.sum(X**2, axis=1)[:, None, :] * jnp.eye(X.shape[1], dtype=X.dtype)
+    return X + jnp.tril((X + jnp.swapaxes(X, 1, 2)) @ X) - half_of_diagonal
 
 
-def _conjugate_factor(X: Float[Array, "M M"]) -> Float[Array, "M M"]:
+def _conjugate_change(X: Float[Array, "M M"]) -> Float[Array, "M M"]:
     """The same for one GP and a step of any length.
 
     Where that would let a variance grow by more than ``GROWTH``, or the precision would not be positive, R = I + X,
@@ -112,8 +125,8 @@ def _conjugate_factor(X: Float[Array, "M M"]) -> Float[Array, "M M"]:
     # eliminate gives L⁻¹ with L Lᵀ = P; from the other corner, it gives the factor of P⁻¹ that is lower triangular.
     _, W = eliminate(P[::-1, ::-1])
     R = W.T[::-1, ::-1]
-    short = eye + X * jnp.minimum(1.0, 0.5 / jnp.maximum(jnp.linalg.norm(X), 1e-30))
-    return jnp.where(_largest_eigenvalue(R @ R.T) <= GROWTH, R, short)
+    short = X * jnp.minimum(1.0, 0.5 / jnp.maximum(jnp.linalg.norm(X), 1e-30))
+    return jnp.where(_largest_eigenvalue(R @ R.T) <= GROWTH, R - eye, short)
 
 
 def _largest_eigenvalue(A: Float[Array, "M M"], iterations: int = 8) -> Float[Array, ""]:
@@ -178,18 +191,25 @@ def natural_gradient(
         def one(gradient: Any, posterior: Any) -> Any:
             if not isinstance(posterior, Posterior):
                 return gradient
-            direction = natural_direction(posterior, gradient)
-            # The floor keeps a gradient of zero from dividing by zero.
-            size = jnp.minimum(rate, longest / jnp.maximum(direction.length, 1e-30)).astype(direction.length.dtype)
-            lengths.append((rate * direction.length).astype(jnp.float32))
+            # The gradient is divided by its largest entry, so that no square of single precision overflows.
+            scale = jnp.maximum(jnp.max(jnp.abs(gradient.mean)), jnp.max(jnp.abs(gradient.blocks)))
+            scale = jnp.maximum(scale, jnp.finfo(scale.dtype).tiny)
+            unit, single = jax.tree.map(lambda a: (a / scale).astype(jnp.float32), gradient), _single(posterior)
+            direction = natural_direction(single, unit)
+            size = jnp.minimum(rate * scale, longest / direction.length).astype(jnp.float32)
+            lengths.append((rate * scale * direction.length).astype(jnp.float32))
             step = Direction(-size * direction.mean, -size * direction.blocks, size * direction.length)
-            return jax.tree.map(jnp.subtract, retract(posterior, step, retraction), posterior)
+            return jax.tree.map(lambda new, old: new.astype(old.dtype), movement(single, step, retraction), posterior)
 
         moved = jax.tree.map(one, updates, params, is_leaf=lambda node: isinstance(node, Posterior))
         length = jnp.stack(lengths).max() if lengths else state.length
         return moved, NaturalState(state.steps + 1, length)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _single(posterior: Posterior) -> Posterior:
+    return jax.tree.map(lambda a: a.astype(jnp.float32), posterior)
 
 
 def group_product(structure: Structure, A: Float[Array, "B M M"], B: Float[Array, "B M M"]) -> Float[Array, "B M M"]:
