@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checks import run_check
 from sklearn.base import clone
 from sklearn.gaussian_process import GaussianProcessRegressor, kernels
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from structured_dgp import RBF, DeepGP, Gaussian, Layer, Posterior
 from structured_dgp.baselines import METHODS, ExactGP, ExactGPRegressor, make_method
@@ -44,6 +46,16 @@ def test_every_method_fits_and_predicts_in_the_units_of_the_data(name: str) -> N
     assert isinstance(estimator.score(X, Y), float)
     again = pickle.loads(pickle.dumps(estimator)).predict(NEW, return_std=True)
     np.testing.assert_array_equal(again, (mean, std))
+
+
+@parametrize_with_checks(
+    [
+        make_method("boosting", n_quantiles=5, options={"max_iter": 30}),
+        make_method("forest", options={"n_estimators": 60}),
+    ]
+)
+def test_trees_pass_scikit_learns_checks(estimator: Any, check: Any) -> None:
+    run_check(estimator, check)
 
 
 def test_an_unknown_method_is_refused_with_the_names() -> None:

@@ -14,6 +14,7 @@ from scipy import stats
 from structured_dgp import DeepGP, Gaussian
 from structured_dgp.baselines import (
     SampledDeepGP,
+    SGHMCRegressor,
     SghmcSettings,
     effective_sample_size,
     normality,
@@ -160,6 +161,11 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pyt
 def test_bad_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         SghmcSettings(**wrong)
+
+
+def test_an_unknown_setting_of_the_estimator_is_refused() -> None:
+    with pytest.raises(InputError, match="unknown setting 'thin': the settings are step_size"):
+        SGHMCRegressor(settings={"thin": 3}).fit(X, Y[:, 0])
 
 
 def test_other_likelihoods_are_refused() -> None:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jaxtyping import Float
 
 from structured_dgp.exceptions import InputError
+
+T = TypeVar("T")
+
+
+def changed(settings: T, values: dict[str, Any]) -> T:
+    """A dataclass of settings with these values instead of its own."""
+    names = [field.name for field in fields(settings)]  # type: ignore[arg-type]
+    unknown = sorted(set(values) - set(names))
+    if unknown:
+        raise InputError(f"unknown setting {unknown[0]!r}: the settings are {', '.join(names)}.")
+    return replace(settings, **values)  # type: ignore[type-var]
 
 
 def is_traced(*values: Any) -> bool:

@@ -23,6 +23,7 @@ from structured_dgp.model import DRAWS
 from structured_dgp.prediction import Mixture
 from structured_dgp.saving import PortableEstimator
 from structured_dgp.scaling import Scaling, refuse_overflow
+from structured_dgp.validation import changed
 
 
 class _StandardisedRegressor(DistributionMixin, RegressorMixin, PortableEstimator):
@@ -141,8 +142,8 @@ class SGHMCRegressor(_StandardisedRegressor):
             precision=self.precision,
             seed=seed,
         )
-        options = {"seed": seed, **(self.settings or {})}
-        sampled = sample(model, x, y, SghmcSettings(**options), checkpoint=self.checkpoint, verbose=self.verbose)
+        settings = changed(SghmcSettings(), {"seed": seed, **(self.settings or {})})
+        sampled = sample(model, x, y, settings, checkpoint=self.checkpoint, verbose=self.verbose)
         self.model_, self.chains_, self.energy_ = sampled.model, sampled.chains, sampled.energy
         self.fit_seconds_ = sampled.seconds
 

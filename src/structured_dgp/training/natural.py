@@ -193,7 +193,7 @@ def natural_gradient(
                 return gradient
             # The gradient is divided by its largest entry, so that no square of single precision overflows.
             scale = jnp.maximum(jnp.max(jnp.abs(gradient.mean)), jnp.max(jnp.abs(gradient.blocks)))
-            scale = jnp.maximum(scale, jnp.finfo(scale.dtype).tiny)
+            scale = jnp.maximum(scale, np.finfo(scale.dtype).tiny)
             unit, single = jax.tree.map(lambda a: (a / scale).astype(jnp.float32), gradient), _single(posterior)
             direction = natural_direction(single, unit)
             size = jnp.minimum(rate * scale, longest / direction.length).astype(jnp.float32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from structured_dgp.model import DeepGP
 from structured_dgp.posterior import Posterior
 from structured_dgp.training.clipping import clip_surges
 from structured_dgp.training.natural import check_radius, natural_gradient
+from structured_dgp.validation import changed
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,7 @@ class Settings:
 
     def changed(self, **values: Any) -> Settings:
         """The same settings but for these values."""
-        unknown = sorted(set(values) - {field.name for field in fields(self)})
-        if unknown:
-            names = ", ".join(field.name for field in fields(self))
-            raise InputError(f"unknown setting {unknown[0]!r}: the settings are {names}.")
-        return replace(self, **values)
+        return changed(self, values)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
