@@ -154,13 +154,17 @@ def test_exported_runs_are_read_again(tmp_path: Path) -> None:
     store.add(a_run("a", label="trees", options={"n": [1, 2]}, elbo=None))
     store.add(a_run("b", state="failed", error="no"))
     store.export(tmp_path / "results.csv")
-    for path in (store.path, tmp_path / "results.csv"):
+    assert store.export(tmp_path / "all") == [tmp_path / "all" / "own.csv"]
+    for path in (store.path, tmp_path / "results.csv", tmp_path / "all"):
         (run,) = read_runs(path)
         assert (run.key, run.split, run.state) == ("a", 0, "done")
         assert run.record == {"rmse": 1.0, "label": "trees", "options": {"n": [1, 2]}, "elbo": None}
         np.testing.assert_array_equal(run.log_density, [0.5, -1.0])
     with pytest.raises(InputError, match="not there"):
         read_runs(tmp_path / "other.csv")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="holds no finished runs"):
+        read_runs(tmp_path / "empty")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match=r"other\.csv"):
         read_runs(tmp_path / "other.csv")

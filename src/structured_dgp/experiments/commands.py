@@ -16,7 +16,7 @@ T = TypeVar("T")
 STORE = Path("results/runs.sqlite")
 SMALL = ("energy", "concrete")
 
-Results = Annotated[Path, typer.Option("--results", help="Store of runs, or a CSV file exported from one.")]
+Results = Annotated[Path, typer.Option("--results", help="Store of runs, or a CSV file or folder exported from one.")]
 DataDir = Annotated[str | None, typer.Option(help="A folder with NAME.csv of the data sets. [default: $SDGP_DATA]")]
 
 
@@ -169,17 +169,17 @@ def figure(
 
 @app.command()
 def export(
-    output: Annotated[Path, typer.Argument(help="A CSV file.")] = Path("results/runs.csv"),
+    output: Annotated[Path, typer.Argument(help="A CSV file, or a folder for one of each data set.")] = Path("results"),
     store: Annotated[Path, typer.Option(help="Store of runs.")] = STORE,
 ) -> None:
-    """Write all finished runs to a CSV file, from which tables and the report can be made as well."""
+    """Write all finished runs as CSV, from which tables and the report can be made as well."""
     from structured_dgp.experiments.store import Store
 
     with sentences():
         if not store.is_file():
             raise InputError(f"{store} is not there: make runs with `sdgp bench run`.")
-        Store(store).export(output)
-    typer.echo(output)
+        paths = Store(store).export(output)
+    typer.echo("\n".join(str(path) for path in paths))
 
 
 def report(

@@ -11,7 +11,7 @@ from structured_dgp.experiments.figures import FIGURES, Drawing
 from structured_dgp.experiments.formats import as_html
 from structured_dgp.experiments.methods import method_text
 from structured_dgp.experiments.splits import SPLITS
-from structured_dgp.experiments.store import Run
+from structured_dgp.experiments.store import Run, is_exported
 from structured_dgp.experiments.tables import TABLES, Results, ResultTable
 from structured_dgp.pages import Page
 
@@ -92,7 +92,7 @@ def commands(runs: list[Run], source: str) -> list[str]:
     rows = [(*row, _splits_text(sorted(numbers))) for row, numbers in splits.items()]
     for column in (2, 1, 0):  # methods, data sets, experiments
         rows = _joined(rows, column)
-    store = "" if source.endswith(".csv") else f" --store {source}"
+    store = "" if is_exported(Path(source)) else f" --store {source}"
     return [
         f"sdgp bench run --experiment {experiment} --data {data} --methods {methods} --splits {numbers}{flags}{store}"
         for experiment, data, methods, flags, numbers in rows

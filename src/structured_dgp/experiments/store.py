@@ -119,20 +119,31 @@ class Store:
             for key, experiment, data, method, split, state, record, density in rows
         ]
 
-    def export(self, path: str | Path) -> None:
-        """All finished runs as CSV; :func:`read_runs` reads it."""
-        text = io.StringIO(newline="")
-        writer = csv.writer(text, lineterminator="\n")
-        runs = self.runs(state="done")
-        names = sorted({name for run in runs for name in run.record})
-        writer.writerow([*COLUMNS, *names, "log_density"])
-        for run in runs:
-            own = [getattr(run, name) for name in COLUMNS]
-            values = [json.dumps(run.record[name]) if name in run.record else "" for name in names]
-            writer.writerow([*own, *values, " ".join(f"{value:.{DIGITS}g}" for value in run.log_density)])
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(text.getvalue().encode())
+    def export(self, path: str | Path) -> list[Path]:
+        """All finished runs as a CSV file, or as a folder with one for each data set; :func:`read_runs` reads them."""
+        runs, path = self.runs(state="done"), Path(path)
+        if path.suffix == ".csv":
+            parts = {path: runs}
+        else:
+            names = sorted({run.data for run in runs})
+            parts = {path / f"{name}.csv": [run for run in runs if run.data == name] for name in names}
+        for place, some in parts.items():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(place) as file:
+                file.write(_as_csv(some).encode())
+        return list(parts)
+
+
+def _as_csv(runs: list[Run]) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    names = sorted({name for run in runs for name in run.record})
+    writer.writerow([*COLUMNS, *names, "log_density"])
+    for run in runs:
+        own = [getattr(run, name) for name in COLUMNS]
+        values = [json.dumps(run.record[name]) if name in run.record else "" for name in names]
+        writer.writerow([*own, *values, " ".join(f"{value:.{DIGITS}g}" for value in run.log_density)])
+    return text.getvalue()
 
 
 COLUMNS = ("key", "experiment", "data", "method", "split")
@@ -141,20 +152,29 @@ DIGITS = 7
 """Of the densities in an exported file."""
 
 
+def is_exported(path: Path) -> bool:
+    """Whether a path names exported runs, a CSV file or a folder of such files, and not a store."""
+    return path.suffix == ".csv" or path.is_dir()
+
+
 def read_runs(path: str | Path) -> list[Run]:
-    """The finished runs of a store, or of a CSV file that was exported from one."""
+    """The finished runs of a store, or what was exported from one: a CSV file, or a folder of them."""
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"{path} is not there, or not a file: make runs with `sdgp bench run`.")
-    runs = _exported_runs(path) if path.suffix == ".csv" else Store(path, read_only=True).runs(state="done")
+    if not path.exists():
+        raise InputError(f"{path} is not there: make runs with `sdgp bench run`.")
+    if is_exported(path):
+        files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
+        runs = [run for file in files for run in _exported_runs(file)]
+    else:
+        runs = Store(path, read_only=True).runs(state="done")
     if not runs:
         raise InputError(f"{path} holds no finished runs: make some with `sdgp bench run`.")
     return runs
 
 
 def read_failures(path: str | Path) -> list[Run]:
-    """The failed runs of a store; an exported file holds none."""
-    return [] if Path(path).suffix == ".csv" else Store(path, read_only=True).runs(state="failed")
+    """The failed runs of a store; exported files hold none."""
+    return [] if is_exported(Path(path)) else Store(path, read_only=True).runs(state="failed")
 
 
 def _exported_runs(path: Path) -> list[Run]:
