@@ -74,6 +74,15 @@ def test_gradients_agree_with_differences_and_stay_finite_without_variance() -> 
         assert all(bool(jnp.isfinite(gradient).all()) for gradient in gradients)
 
 
+def test_the_score_of_a_row_is_the_log_probability_of_its_class() -> None:
+    mean, cov = np.random.default_rng(5).standard_normal((2, 7, 3)), np.broadcast_to(0.1 * np.eye(3), (2, 7, 3, 3))
+    labels = np.array([0, 1, 2, 2, 1, 0, 0])
+    prediction = Softmax().predictive(mean, cov)
+    found = Softmax().log_score(prediction, np.eye(3)[labels])
+    np.testing.assert_allclose(found[:, 0], np.log(prediction.mean[np.arange(7), labels]), rtol=1e-12)
+    np.testing.assert_allclose(prediction.mean.sum(axis=1), 1.0, rtol=1e-6)
+
+
 def test_samples_are_classes_in_the_right_proportions() -> None:
     f = jnp.broadcast_to(jnp.asarray([0.0, 1.0, -1.0]), (20_000, 3))
     y = np.asarray(Softmax().sample(jax.random.key(0), f))

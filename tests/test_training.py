@@ -577,6 +577,51 @@ def test_an_interrupted_run_has_saved_where_it_was(tmp_path: Path) -> None:
     assert_same(resumed, train(small_model(), X, Y, **options).model)
 
 
+def test_ctrl_c_inside_a_compiled_call_loses_nothing(tmp_path: Path, monkeypatch: Any) -> None:
+    """The call has already taken the state's memory; between two records, means of the steps are under way."""
+    options = {**QUICK, "score_every": 20}
+    whole = train(small_model(), X, Y, **options)
+    monkeypatch.setattr(training_loop, "CALL_SECONDS", 1e-9)  # one step in each call
+    calls: list[int] = []
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        compiled = compile_steps(*arguments, **named)
+
+        def call(*inputs: Any) -> Any:
+            result = compiled(*inputs)
+            calls.append(1)
+            if len(calls) == 7:
+                signal.raise_signal(signal.SIGINT)
+            return result
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_loop, "compile_steps", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(small_model(), X, Y, checkpoint=tmp_path / "run", **options)
+    assert _latest_step(tmp_path / "run") == 7
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    resumed = train(small_model(), X, Y, checkpoint=tmp_path / "run", **options)
+    assert_same(resumed.model, whole.model)
+    np.testing.assert_array_equal(resumed.history["elbo"], whole.history["elbo"])
+
+
+def test_who_presses_ctrl_c_twice_does_not_wait() -> None:
+    done: list[int] = []
+
+    def press_twice() -> None:
+        with training_loop.uninterrupted():
+            for number in range(2):
+                signal.raise_signal(signal.SIGINT)
+                done.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        press_twice()
+    assert done == [0]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_a_finished_run_can_be_made_longer(half_way: Path) -> None:
     assert_same(longer(half_way), longer(None))
 

@@ -63,6 +63,10 @@ class Likelihood(eqx.Module):
     def sample(self, key: PRNGKeyArray, f: Float[Array, "*batch P"]) -> Float[Array, "*batch P"]:
         """Targets drawn given f."""
 
+    def log_score(self, prediction: Mixture, y: Float[np.ndarray, "n P"]) -> Float[np.ndarray, "n _"]:
+        """Log density of the targets under a prediction, of each target or of all of a row together."""
+        return prediction.log_prob(y)
+
     def noise_variance(
         self, mean: Float[np.ndarray, "R n F"], cov: Float[np.ndarray, "R n F F"]
     ) -> Float[np.ndarray, "n P"]:
@@ -331,6 +335,11 @@ class Softmax(Likelihood):
             functions = self._functions(jnp.asarray(mean[:, rows]), jnp.asarray(cov[:, rows]))
             p[0, rows] = np.asarray(jax.nn.softmax(functions, axis=-1), np.float64).mean(axis=(0, 1))
         return Mixture(families.Bernoulli(np.clip(p, 0.0, 1.0)))
+
+    def log_score(self, prediction: Mixture, y: Float[np.ndarray, "n P"]) -> Float[np.ndarray, "n _"]:
+        """Log probability of the class of each row; the entries of a row are not independent of each other."""
+        p = np.sum(prediction.mean * y, axis=1, keepdims=True)
+        return np.log(np.maximum(p, np.finfo(np.float64).tiny))
 
     @wide_scope
     def sample(self, key: PRNGKeyArray, f: Float[Array, "*batch P"]) -> Float[Array, "*batch P"]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
@@ -171,6 +174,7 @@ class _Run:
         )
         self.key = jax.random.key(settings.seed)
         self.history = History()
+        self.pending = _Mean()
         self.best: tuple[DeepGP, int, float] | None = None
         self.before = 0.0  # seconds of earlier parts of this run
         kept = {name: value for name, value in settings.as_dict().items() if name not in LIMITS}
@@ -190,7 +194,7 @@ class _Run:
         """Run to the end."""
         began = time.perf_counter()
         settings = self.settings
-        rate, pending = 0.0, _Mean()
+        rate = 0.0
         # A resumed run may already be at its end.
         reason = self._reason(out_of_time=False, wants_end=False) if len(self.history) or self.step else None
         reason = "max_steps" if self.step >= settings.max_steps else reason
@@ -200,9 +204,9 @@ class _Run:
                     boundary = min(settings.max_steps, (self.step // settings.score_every + 1) * settings.score_every)
                     attempts = min(boundary - self.step, CHUNK, max(1, int(CALL_SECONDS * rate)))
                     call_began, first = time.perf_counter(), self.step
-                    info = self._advance(attempts)
+                    with uninterrupted():
+                        self._advance(attempts)
                     rate = (self.step - first) / (time.perf_counter() - call_began)
-                    pending.add(info)
                     seconds = self.before + time.perf_counter() - began
                     if int(self.state.in_a_row) >= settings.max_failures:
                         saver.save(self, seconds)
@@ -210,8 +214,8 @@ class _Run:
                     out_of_time = settings.max_seconds is not None and seconds >= settings.max_seconds
                     if self.step < boundary and not out_of_time:
                         continue
-                    record = self._record(pending, seconds)
-                    pending = _Mean()
+                    with uninterrupted():
+                        record = self._record(seconds)
                     log.write(record)
                     display.show(record, rate)
                     wants_end = callback is not None and callback(record) is True
@@ -225,23 +229,24 @@ class _Run:
         seconds = self.before + time.perf_counter() - began
         return Trained(self.model(parameters), self.history, reason, self.step, best_step, seconds)
 
-    def _advance(self, attempts: int) -> StepInfo:
-        """Up to ``attempts`` steps; what they were like."""
+    def _advance(self, attempts: int) -> None:
+        """Up to ``attempts`` steps."""
         rows = self.train_rows[self.batches.rows(self.step, CHUNK)]
         self.state, info, tries = self.compiled(self.state, self.x, self.y, rows, attempts, self.key)
-        return jax.tree.map(lambda part: np.asarray(part)[: int(tries)], info)
+        self.pending.add({name: np.asarray(part)[: int(tries)] for name, part in info._asdict().items()})
 
-    def _record(self, pending: _Mean, seconds: float) -> Record:
+    def _record(self, seconds: float) -> Record:
         """A record of the current step, scored at multiples of ``score_every`` and at the end."""
         model, step = self.model(), self.step
         score = None
         if len(self.x_score):
-            score = float(np.mean(model.predict(self.x_score, self.settings.score_draws).log_prob(self.y_score)))
+            prediction = model.predict(self.x_score, self.settings.score_draws)
+            score = float(np.mean(model.likelihood.log_score(prediction, self.y_score)))
             if self.best is None or score > self.best[2]:
                 self.best = jax.tree.map(jnp.copy, self.state.parameters), step, score
         natural = self.settings.optimizer == "natural"
         jitter = model.used_jitter()
-        data, kl, length = pending.means()
+        data, kl, length = self.pending.means()
         noise = float(jnp.mean(model.likelihood.variance)) if isinstance(model.likelihood, Gaussian) else None
         record = Record(
             step=step,
@@ -259,6 +264,7 @@ class _Run:
             seconds=seconds,
         )
         self.history.records.append(record)
+        self.pending = _Mean()
         return record
 
     def _reason(self, out_of_time: bool, wants_end: bool) -> Reason | None:
@@ -313,6 +319,7 @@ class _Run:
     def checkpoint(self, seconds: float) -> Contents:
         """All that is needed to go on."""
         arrays = named_arrays("state", self.state)
+        arrays |= {f"pending.{name}": part for name, part in self.pending.attempts().items()}
         facts: dict[str, Any] = {
             "fingerprint": self.fingerprint,
             "settings": self.settings.as_dict(),
@@ -335,6 +342,8 @@ class _Run:
         self.state = State(*restored("state", self.state, checkpoint.arrays))
         self.history = History([Record.from_dict(record) for record in facts["history"]])
         self.before = facts["seconds"]
+        pending = {name: checkpoint.arrays.get(f"pending.{name}") for name in StepInfo._fields}
+        self.pending.add({name: part for name, part in pending.items() if part is not None})
         if facts["best"] is not None:
             parameters = restored("best", self.state.parameters, checkpoint.arrays)
             self.best = parameters, facts["best"]["step"], facts["best"]["score"]
@@ -349,19 +358,50 @@ def _is_flat(elbo: Float[np.ndarray, " n"], tolerance: float) -> bool:
     return bool(late - early < tolerance)
 
 
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits for the end of what is inside, so that no half of it is lost; a second Ctrl-C does not wait."""
+    if threading.current_thread() is not threading.main_thread() or (
+        signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield  # somebody else looks after signals
+        return
+    waiting: list[int] = []
+
+    def wait(number: int, frame: Any) -> None:
+        if waiting:
+            raise KeyboardInterrupt
+        waiting.append(number)
+
+    signal.signal(signal.SIGINT, wait)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if waiting:
+        raise KeyboardInterrupt
+
+
 class _Mean:
     """Means over the good attempts since the last record."""
 
     def __init__(self) -> None:
-        self._parts: list[StepInfo] = []
+        self._parts: list[dict[str, np.ndarray]] = []
 
-    def add(self, info: StepInfo) -> None:
-        self._parts.append(info)
+    def add(self, attempts: dict[str, np.ndarray]) -> None:
+        """Some attempts more: the fields of ``StepInfo``, or nothing."""
+        if attempts:
+            self._parts.append(attempts)
+
+    def attempts(self) -> dict[str, np.ndarray]:
+        """All of them; nothing if there were none."""
+        names = self._parts[0] if self._parts else ()
+        return {name: np.concatenate([part[name] for part in self._parts]) for name in names}
 
     def means(self) -> tuple[float, float, float]:
         """Data term, KL and natural length."""
-        good = np.concatenate([part.good for part in self._parts])
-        values = (np.concatenate([getattr(part, name) for part in self._parts])[good] for name in StepInfo._fields[:3])
+        attempts = self.attempts()
+        values = (attempts[name][attempts["good"]] for name in ("data", "kl", "natural_length"))
         data, kl, length = (float(np.mean(value)) if len(value) else float("nan") for value in values)
         return data, kl, length
 

@@ -90,7 +90,15 @@ class Settings:
             value = getattr(self, name)
             if not (np.isfinite(value) and value > 0.0):
                 raise InputError(f"{name} must be a positive number; got {value}.")
-        for name in ("decay_steps", "batch_size", "n_samples", "score_every", "score_draws", "max_failures"):
+        for name in (
+            "decay_steps",
+            "batch_size",
+            "n_samples",
+            "score_every",
+            "score_draws",
+            "max_failures",
+            "holdout_rows",
+        ):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1; got {getattr(self, name)}.")
         for name in ("rush", "rush_radius"):
