@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 import pytest
@@ -19,6 +20,7 @@ from typer.testing import CliRunner, Result
 
 from structured_dgp import load_estimator
 from structured_dgp.cli import app
+from structured_dgp.problems import load_problem
 from structured_dgp.tables import column_names, read_table, stream_table
 
 RNG = np.random.default_rng(0)
@@ -131,12 +133,19 @@ def test_info_and_plot(folder: Path, tmp_path: Path) -> None:
 
 BAD_TABLES: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "text": ({"a": ["north"] * 40}, [], "column 'a' holds text ('north')"),
-    "missing": ({"a": ["", *X[1:, 0]]}, [], "column 'a' has 1 missing or infinite values, the first in row 0"),
+    "missing": ({"a": ["", *X[1:, 0]]}, [], "column 'a' has 1 missing or infinite values, the first in data row 1"),
     "no target": ({}, ["-t", "cost"], "has no column 'cost'; its columns are a, b, price"),
     "no such column": ({}, ["--drop", "c"], "has no column 'c'"),
     "nothing left": ({}, ["--drop", "a", "--drop", "b"], "no columns left"),
     "bad coupling": ({}, ["--coupling", "all"], "unknown coupling 'all'"),
     "bad fraction": ({}, ["--holdout", "1.5"], "must be from 0 to below 1"),
+    "too large a fraction": ({}, ["--holdout", "0.99"], "0.99 of 40 rows is 40 to hold out"),
+    "too small a fraction": ({}, ["--holdout", "0.01"], "at least one is needed"),
+    "not a coupling": ({}, ["--coupling", "chain"], "unknown coupling 'chain'"),
+    "a target twice": ({}, ["-t", "price", "-t", "price"], "the target 'price' is named twice"),
+    "numbers as classes": ({}, ["--classify"], "Unknown label type"),
+    "dates as classes": ({"price": ["2020-01-01", "2020-01-02"] * 20}, ["--classify"], "Unknown label type"),
+    "no folder": ({}, ["-o", "nowhere/model.sdgp"], "there is no folder nowhere for the output model.sdgp"),
 }
 
 
@@ -180,7 +189,10 @@ def test_other_mistakes(folder: Path, tmp_path: Path) -> None:
     for arguments, message in [
         (("predict", data, data, "-o", tmp_path / "out.csv"), "truncated or damaged, or no file of this library"),
         (("predict", model, tmp_path / "none.csv", "-o", tmp_path / "out.csv"), "there is no file"),
-        (("predict", model, data, "-o", data), "would replace the table"),
+        (("predict", model, data, "-o", data), "would replace the table data.csv"),
+        (("predict", model, data, "-o", model), "would replace the model data.sdgp"),
+        (("predict", model, data, "-o", folder), "is a folder"),
+        (("fit", data, "-t", "price", "-o", data), "would replace the table data.csv"),
         (("info", tmp_path / "none"), "there is no file"),
     ]:
         result = run(*arguments)
@@ -191,6 +203,50 @@ def test_other_mistakes(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("")
     assert "cannot be read" in run("fit", tmp_path / "empty.csv", "-t", "price").stderr
     assert run("predict").exit_code == 2
+
+
+def test_a_command_advises_only_what_it_can_do(folder: Path, tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "new.csv", columns(a=["", *X[1:, 0]]))
+    for command in (
+        ("predict", folder / "data.sdgp", data, "-o", tmp_path / "out.csv"),
+        ("plot", folder / "data.sdgp", data),
+    ):
+        message = run(*command).stderr
+        assert "first in data row 1: fill them in" in message
+        assert "--" not in message
+    assert "--skip-missing" in run("fit", data, "-t", "price").stderr
+
+
+def test_truth_values_are_numbers_in_every_command(tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "data.csv", columns(b=["true", "false"] * 20))
+    assert run("fit", data, "-t", "price", *QUICK).exit_code == 0
+    result = run("predict", tmp_path / "data.sdgp", data, "-o", tmp_path / "out.csv")
+    assert result.exit_code == 0, result.output
+    x = np.column_stack([X[:, 0], [1.0, 0.0] * 20])
+    table = pd.DataFrame(x, columns=["a", "b"])
+    expected = load_estimator(tmp_path / "data.sdgp").predict(table)
+    np.testing.assert_allclose(pa_csv.read_csv(tmp_path / "out.csv")["price"], expected, rtol=1e-6)
+
+
+def test_a_rare_class_is_never_held_out_and_classes_are_judged(tmp_path: Path) -> None:
+    labels = np.array(["common", "usual"] * 19 + ["rare", "single"])
+    data = write_csv(tmp_path / "data.csv", columns(price=labels))
+    for seed in range(3):
+        problem = load_problem(data, ["price"])
+        train, test = problem.split(0.5, seed)
+        assert test is not None
+        assert (train.n_rows, test.n_rows) == (20, 20)
+        assert set(train.y) == set(labels)
+        np.testing.assert_array_equal(np.sort(np.concatenate([train.y, test.y])), np.sort(labels))
+    assert run("fit", data, "-t", "price", "--holdout", "0.3", *QUICK).exit_code == 0
+    result = run("plot", tmp_path / "data.sdgp", data, "-o", tmp_path / "plots", "--json")
+    assert "calibration" in {Path(path).stem for path in json.loads(result.stdout)["pictures"]}
+
+
+def test_json_has_no_numbers_that_json_does_not_know(tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "data.csv", columns())
+    text = run("fit", data, "-t", "price", *QUICK[:-1], "0", "--json").stdout
+    assert json.loads(text, parse_constant=pytest.fail)["elbo"] is None
 
 
 def test_other_units_are_a_warning_with_the_columns_name(folder: Path, tmp_path: Path) -> None:

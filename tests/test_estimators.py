@@ -6,6 +6,7 @@ import pickle
 import warnings
 from typing import Any
 
+import jax
 import joblib
 import numpy as np
 import pandas as pd
@@ -21,6 +22,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from structured_dgp import DeepGPClassifier, DeepGPRegressor, InputError, StructuredDGPWarning, initial_model
+from structured_dgp.baselines import make_method
 from structured_dgp.couplings import FullyCoupled, MeanField
 from structured_dgp.kernels import Matern52
 from structured_dgp.likelihoods import StudentT
@@ -191,6 +193,33 @@ def test_warm_start_goes_on_and_widens_the_coupling() -> None:
     assert model.n_steps_ == 60
     with pytest.raises(InputError, match="same layers as before"):
         model.fit(X[:, :1], Y)
+    np.testing.assert_array_equal(model.predict(X), pickle.loads(pickle.dumps(model)).predict(X))  # still usable
+
+
+@pytest.mark.parametrize(
+    "change", [{"n_inducing": 5}, {"kernel": "matern32"}, {"likelihood": "student_t"}, {"precision": "mixed"}]
+)
+def test_a_warm_start_refuses_what_it_cannot_change(change: dict[str, Any], fitted: DeepGPRegressor) -> None:
+    model = pickle.loads(pickle.dumps(fitted)).set_params(warm_start=True, **change)
+    with pytest.raises(InputError, match=f"made with {next(iter(change))}="):
+        model.fit(X, Y)
+
+
+@pytest.mark.parametrize("estimator", [REGRESSOR, make_method("exact")])
+def test_a_fit_that_fails_leaves_the_fitted_model_alone(estimator: Any, monkeypatch: Any) -> None:
+    model = clone(estimator).fit(X, Y)
+    expected = model.predict(X)
+
+    def stop(*arguments: Any, **named: Any) -> None:
+        raise KeyboardInterrupt
+
+    module = "structured_dgp.baselines.exact.ExactGP.fitted" if estimator is not REGRESSOR else None
+    monkeypatch.setattr(module or "structured_dgp.estimators.train", stop)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(pd.DataFrame(X[:, :1] * 1e6, columns=["a"]), 1e6 * Y)
+    np.testing.assert_array_equal(model.predict(X), expected)
+    assert not hasattr(model, "feature_names_in_")
+    assert model.n_features_in_ == 2
 
 
 def test_the_parameters_reach_the_model() -> None:
@@ -284,7 +313,9 @@ def test_many_rows_are_trained_in_a_rush_unless_the_model_is_trained_already(fit
         ({"precision": "float16"}, "unknown precision 'float16'"),
         ({"early_stopping": "never"}, "early_stopping must be True, False or 'auto'"),
         ({"settings": {"rate": 1}}, "unknown setting 'rate'"),
-        ({"early_stopping": True, "validation_fraction": 1.0}, "holdout must be a fraction"),
+        ({"early_stopping": True, "validation_fraction": 1.0}, "validation_fraction must be between 0 and 1"),
+        ({"validation_fraction": 0.0}, "set early_stopping=False"),
+        ({"checkpoint": "folder", "random_state": None}, "checkpoint needs a random_state"),
     ],
 )
 def test_wrong_parameters_are_named(wrong: dict[str, Any], message: str) -> None:
@@ -297,8 +328,9 @@ def test_questions_that_cannot_be_answered(fitted: DeepGPRegressor) -> None:
         fitted.predict(X, return_std=True, return_cov=True)
     with pytest.raises(InputError, match="joint draws are possible"):
         fitted.sample_y(np.zeros((5001, 2)))
-    with pytest.raises(NotFittedError):
-        DeepGPRegressor().predict(X)
+    for ask in (DeepGPRegressor().predict, DeepGPRegressor().sample_layers, DeepGPRegressor().sample_y):
+        with pytest.raises(NotFittedError):
+            ask(X)
 
 
 def test_pickle_and_joblib_keep_every_bit(fitted: DeepGPRegressor, tmp_path: Any) -> None:
@@ -306,6 +338,14 @@ def test_pickle_and_joblib_keep_every_bit(fitted: DeepGPRegressor, tmp_path: Any
     for copy in (pickle.loads(pickle.dumps(fitted)), joblib.load(tmp_path / "model")):
         assert copy.model_.dtype == np.float64
         np.testing.assert_array_equal(copy.predict(X), fitted.predict(X))
+
+
+def test_pickle_keeps_the_precision_of_parts_that_are_parameters() -> None:
+    with jax.enable_x64(True):
+        kernel = Matern52(np.array([0.1, 0.2]))
+    copy = pickle.loads(pickle.dumps(DeepGPRegressor(kernel=kernel)))
+    assert copy.kernel.lengthscale.dtype == np.float64
+    np.testing.assert_array_equal(copy.kernel.lengthscale, kernel.lengthscale)
 
 
 # --- classification ----------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from structured_dgp import DeepGPRegressor
+from structured_dgp.baselines import METHODS
 from structured_dgp.exceptions import InputError
 from structured_dgp.experiments import data as experiment_data
 from structured_dgp.experiments import paper
@@ -25,6 +27,7 @@ from structured_dgp.experiments.methods import Method
 from structured_dgp.experiments.splits import SPLITS, extrapolation, interpolation
 from structured_dgp.experiments.store import Run, Store, read_runs
 from structured_dgp.experiments.sweep import Task, plan, run_sweep, run_task
+from structured_dgp.initial import STARTS, Start
 from structured_dgp.prediction import Mixture
 from structured_dgp.training.loop import Saver
 from structured_dgp.training.settings import PRESETS
@@ -160,6 +163,11 @@ def test_exported_runs_are_read_again(tmp_path: Path) -> None:
         assert (run.key, run.split, run.state) == ("a", 0, "done")
         assert run.record == {"rmse": 1.0, "label": "trees", "options": {"n": [1, 2]}, "elbo": None}
         np.testing.assert_array_equal(run.log_density, [0.5, -1.0])
+    store.export(tmp_path / "all")  # once more, over its own files
+    (tmp_path / "all" / "own.csv").write_text("a,b,y\n1,2,3\n")
+    with pytest.raises(InputError, match="holds no exported runs"):
+        store.export(tmp_path / "all")
+    assert (tmp_path / "all" / "own.csv").read_text() == "a,b,y\n1,2,3\n"
     with pytest.raises(InputError, match="not there"):
         read_runs(tmp_path / "other.csv")
     (tmp_path / "empty").mkdir()
@@ -277,10 +285,17 @@ def test_densities_that_are_not_finite_are_a_failure(tmp_path: Path, monkeypatch
 
 
 def test_other_defaults_are_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = Task("interpolation", "energy", "mf", 0)
-    before = task.key
+    task = Task("interpolation", "energy", "star", 0)
+    keys = [task.key]
     monkeypatch.setitem(PRESETS, "default", PRESETS["default"].changed(learning_rate=0.03))
-    assert task.key != before
+    keys.append(task.key)
+    monkeypatch.setattr("structured_dgp.experiments.sweep.RUSH_STEPS", 7)
+    keys.append(task.key)
+    monkeypatch.setitem(STARTS, "default", Start(noise=0.3))
+    keys.append(task.key)
+    monkeypatch.setitem(METHODS, "star", lambda **options: DeepGPRegressor("star", precision="float64", **options))
+    keys.append(task.key)
+    assert len(set(keys)) == 5
 
 
 def test_a_table_is_known_by_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

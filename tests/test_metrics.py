@@ -8,6 +8,7 @@ import scoringrules
 from scipy import stats
 
 from structured_dgp import metrics
+from structured_dgp.exceptions import InputError
 from structured_dgp.families import Normal, Poisson
 from structured_dgp.prediction import Mixture
 
@@ -48,3 +49,11 @@ def test_one_column_and_no_column_are_the_same() -> None:
     column = Mixture(Normal(MEAN[None, :, None], STD[None, :, None] ** 2))
     assert metrics.scores(column, Y) == pytest.approx(metrics.scores(RIGHT, Y))
     assert metrics.scores(column, Y[:, None]) == pytest.approx(metrics.scores(RIGHT, Y))
+
+
+def test_targets_of_another_shape_are_refused() -> None:
+    prediction = Mixture(Normal(np.zeros((1, 5)), np.ones((1, 5))))
+    for wrong in (np.zeros((5, 1)), np.zeros(1), np.zeros(4)):
+        for score in (metrics.rmse, metrics.coverage, metrics.pit, metrics.log_likelihood):
+            with pytest.raises(InputError, match="y has shape"):
+                score(prediction, wrong)

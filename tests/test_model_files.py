@@ -23,7 +23,7 @@ from structured_dgp import (
     initial_model,
     load_estimator,
 )
-from structured_dgp.couplings import Order
+from structured_dgp.couplings import FullyCoupled, Order
 from structured_dgp.files import Contents, read_contents, write_contents
 from structured_dgp.kernels import RBF, Kernel, Linear, Matern12, Matern32, Periodic, RationalQuadratic, White
 from structured_dgp.likelihoods import Bernoulli, Gaussian, Heteroscedastic, Likelihood, Poisson, Softmax, StudentT
@@ -54,6 +54,31 @@ def test_a_regressor_comes_back(fitted: DeepGPRegressor, saved: Path) -> None:
     assert copy.get_params() == fitted.get_params()
     assert copy.history_.records == fitted.history_.records
     assert (copy.elbo_, copy.n_steps_, copy.n_features_in_) == (fitted.elbo_, fitted.n_steps_, 2)
+
+
+def test_parameters_come_back_whatever_their_type(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        **SMALL,
+        "coupling": FullyCoupled(),
+        "width": [2],
+        "n_draws": 7,
+        "likelihood": StudentT(0.3),
+        "settings": {"learning_rate": 0.01},
+        "checkpoint": tmp_path / "run",
+    }
+    model = DeepGPRegressor(**options).fit(X, Y)
+    expected = model.predict(X)
+    model.set_params(n_draws=np.int64(7)).save(tmp_path / "model.sdgp")
+    copy = load_estimator(tmp_path / "model.sdgp")
+    np.testing.assert_array_equal(copy.predict(X), expected)
+    found = copy.get_params()
+    assert found["width"] == [2]
+    assert (found["n_draws"], found["settings"], found["coupling"]) == (7, {"learning_rate": 0.01}, FullyCoupled())
+    assert found["checkpoint"] == str(tmp_path / "run")
+    assert isinstance(found["likelihood"], StudentT)
+    # and training goes on from it
+    copy.set_params(warm_start=True, checkpoint=None).fit(X, Y)
+    assert copy.n_steps_ == 6
 
 
 def test_another_process_predicts_the_same_bits(fitted: DeepGPRegressor, saved: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from structured_dgp.plots import (
     plot_lengthscales,
     plot_pit,
     plot_prediction,
+    plot_reliability,
     plot_variance_by_distance,
     running_median,
 )
@@ -96,6 +97,17 @@ def test_calibration_and_pit_show_the_metrics() -> None:
     assert len(axes.lines) == 3  # one diagonal for both
     heights = [bar.get_height() for bar in plot_pit(PREDICTION, Y, bins=10).patches]
     assert np.mean(heights) == pytest.approx(1.0)
+
+
+def test_reliability_shows_the_share_of_right_predictions() -> None:
+    probability = np.random.default_rng(0).uniform(0.5, 1.0, 4000)
+    right = np.random.default_rng(1).random(4000) < probability
+    axes = plot_reliability(probability, right, bins=4)
+    (points, *_) = axes.containers[0]
+    order = np.argsort(probability).reshape(4, 1000)
+    np.testing.assert_allclose(points.get_xdata(), probability[order].mean(axis=1))
+    np.testing.assert_allclose(points.get_ydata(), right[order].mean(axis=1))
+    np.testing.assert_allclose(points.get_ydata(), points.get_xdata(), atol=0.05)
 
 
 def test_the_running_median_follows_the_points() -> None:

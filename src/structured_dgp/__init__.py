@@ -1,6 +1,8 @@
 """Deep Gaussian processes whose approximate posterior keeps the correlations between layers."""
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import Any
 
 from structured_dgp import couplings, kernels, likelihoods, metrics
 from structured_dgp.dense import Chain, DensePosterior, FactorRule
@@ -26,6 +28,14 @@ from structured_dgp.prediction import Mixture
 from structured_dgp.propagation import Layer, Outputs
 
 __version__ = version("structured-dgp")
+
+
+def __getattr__(name: str) -> Any:
+    """Parts that need more time to import come when they are first used."""
+    if name in ("baselines", "experiments", "plots"):
+        return import_module(f"structured_dgp.{name}")
+    raise AttributeError(f"module 'structured_dgp' has no attribute {name!r}")
+
 
 __all__ = [
     "RBF",

@@ -27,7 +27,7 @@ app.add_typer(commands.app, name="bench")
 app.command()(commands.report)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Seed = Annotated[int, typer.Option(help="Of everything random: the same seed gives the same numbers.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of everything random: the same seed gives the same numbers.")]
 
 
 @app.command()
@@ -67,13 +67,18 @@ def fit(
 
     Example: `sdgp fit concrete.csv --target strength --holdout 0.1`
     """
+    from structured_dgp.couplings import as_coupling
     from structured_dgp.estimators import DeepGPClassifier, DeepGPRegressor
+    from structured_dgp.files import check_output
     from structured_dgp.problems import load_problem
     from structured_dgp.report import holdout_scores, write_pictures
 
     with sentences():
         problem = load_problem(data, target, drop=drop or [], skip_missing=skip_missing, classify=classify)
         train, test = problem.split(holdout, seed)
+        output = data.with_suffix(".sdgp") if output is None else output
+        check_output(output, {"table": data})
+        as_coupling(coupling)  # refuses those that a model file cannot hold
         kind = DeepGPClassifier if problem.is_classification else DeepGPRegressor
         estimator = kind(
             coupling=coupling,
@@ -100,7 +105,6 @@ def fit(
             "seconds": round(time.perf_counter() - began, 1),
         }
         estimator.target_names_ = list(target)
-        output = data.with_suffix(".sdgp") if output is None else output
         estimator.save(output)
         if test is not None:
             facts["holdout"] = {"rows": test.n_rows, **holdout_scores(estimator, test)}
@@ -129,9 +133,11 @@ def predict(
     Example: `sdgp predict concrete.sdgp new.csv -o predictions.csv`
     """
     from structured_dgp.estimators import load_estimator
+    from structured_dgp.files import check_output
     from structured_dgp.streaming import predict_table
 
     with sentences():
+        check_output(output, {"table": data, "model": model})
         estimator = load_estimator(model)
         if draws is not None:
             estimator.n_draws = draws

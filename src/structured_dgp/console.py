@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,7 +43,7 @@ def sentences() -> Iterator[None]:
 def tell(facts: dict[str, Any], as_json: bool) -> None:
     """Facts as JSON for machines, as a table for people."""
     if as_json:
-        typer.echo(json.dumps(facts))
+        typer.echo(json.dumps(_without_nan(facts)))
         return
     table = RichTable(show_header=False, box=None, pad_edge=False)
     for name, value in facts.items():
@@ -50,6 +51,15 @@ def tell(facts: dict[str, Any], as_json: bool) -> None:
         for inner, each in nested:
             table.add_row(f"{name} {inner}".replace("_", " ").strip(), Text(_text(each)))
     Console().print(table)
+
+
+def _without_nan(value: Any) -> Any:
+    """The same with None for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _without_nan(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _text(value: Any) -> str:

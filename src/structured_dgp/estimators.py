@@ -22,7 +22,7 @@ from structured_dgp.likelihoods import Bernoulli, Gaussian, Heteroscedastic, Lik
 from structured_dgp.model import DRAWS, DeepGP
 from structured_dgp.precision import wide_scope
 from structured_dgp.prediction import Mixture
-from structured_dgp.saving import SavedEstimator, read_estimator
+from structured_dgp.saving import SavedEstimator, all_or_nothing, read_estimator
 from structured_dgp.scaling import Scaling, refuse_overflow
 from structured_dgp.training import History, Settings, train
 from structured_dgp.training.settings import as_settings
@@ -46,12 +46,21 @@ def layer_widths(n_layers: int, width: int | Sequence[int], n_outputs: int) -> t
         raise InputError(f"n_layers must be at least 1; got {n_layers}.")
     if isinstance(width, int | np.integer):
         return (int(width),) * (n_layers - 1) + (n_outputs,)
+    if not isinstance(width, Sequence | np.ndarray):
+        raise InputError(f"width must be a whole number, or a list of them; got {width!r}.")
     if len(width) != n_layers - 1:
         raise InputError(
             f"width has {len(width)} entries, but with n_layers={n_layers} there are {n_layers - 1} hidden layers: "
             "give one width for each, or one number for all."
         )
     return (*width, n_outputs)
+
+
+def fit_seed(random_state: Any, checkpoint: str | Path | None) -> int:
+    """The seed of a fit; one that is to be resumed needs the same each time."""
+    if checkpoint is not None and random_state is None:
+        raise InputError("checkpoint needs a random_state, or the next fit would be another run: set it to 0.")
+    return int(check_random_state(random_state).randint(2**31 - 1))
 
 
 class DistributionMixin:
@@ -125,6 +134,11 @@ class DeepGPEstimator(SavedEstimator):
         """The preset with all that was changed by name."""
         if self.early_stopping not in (True, False, "auto"):
             raise InputError(f"early_stopping must be True, False or 'auto'; got {self.early_stopping!r}.")
+        if not 0.0 < self.validation_fraction < 1.0:
+            raise InputError(
+                f"validation_fraction must be between 0 and 1; got {self.validation_fraction}. To train on all rows "
+                "from the start, set early_stopping=False."
+            )
         preset = as_settings(self.preset)
         stopping = as_settings("default")
         can_stop = preset.holdout > 0.0 and n_rows >= STOPPING_ROWS
@@ -152,7 +166,7 @@ class DeepGPEstimator(SavedEstimator):
 
     def _fit(self, x: np.ndarray, y: np.ndarray, likelihood: Likelihood) -> None:
         """Train on inputs in their own units and on targets as the likelihood wants them."""
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        seed = fit_seed(self.random_state, self.checkpoint)
         goes_on = self._goes_on
         if goes_on:
             model = self._warm_model(x, y)
@@ -170,6 +184,7 @@ class DeepGPEstimator(SavedEstimator):
             verbose=self.verbose,
         )
         self.model_ = trained.model
+        self._made_with = self._makers()
         self.n_steps_ = trained.best_step + (self.n_steps_ if goes_on else 0)
         self.history_ = trained.history
         self.fit_seconds_ = trained.seconds
@@ -194,6 +209,12 @@ class DeepGPEstimator(SavedEstimator):
         model = self.model_
         widths = layer_widths(self.n_layers, self.width, model.likelihood.n_outputs(y.shape[1]))
         n_inputs = model.layers[0].inducing.shape[1]
+        for name, value in self._makers().items():
+            if value is not self._made_with[name] and value != self._made_with[name]:
+                raise InputError(
+                    f"warm_start goes on from the fitted model, which was made with {name}={self._made_with[name]!r}, "
+                    f"not {value!r}. Use warm_start=False."
+                )
         if model.widths != widths or n_inputs != x.shape[1]:
             raise InputError(
                 f"warm_start needs the same layers as before: the model has {n_inputs} inputs and widths "
@@ -212,7 +233,8 @@ class DeepGPEstimator(SavedEstimator):
     @wide_scope
     def sample_layers(self, X: Any, n_samples: int = 1, seed: int = 0) -> list[Float[np.ndarray, "S n _"]]:
         """Joint draws of what every layer hands on, (S, n, T_l), standardised; the last are the outputs."""
-        draws = self.model_.sample_functions(self._joint_inputs(X), jax.random.key(seed), n_samples)
+        x = self._joint_inputs(X)
+        draws = self.model_.sample_functions(x, jax.random.key(seed), n_samples)
         return [np.asarray(layer, np.float64) for layer in draws]
 
     def _joint_inputs(self, X: Any) -> Float[np.ndarray, "n D"]:
@@ -288,17 +310,18 @@ class DeepGPRegressor(DistributionMixin, RegressorMixin, DeepGPEstimator):
     _own_facts = ("is_flat_",)
 
     def fit(self, X: Any, y: Any) -> DeepGPRegressor:
-        """Train on X (n, D) and y, (n,) or (n, P)."""
-        self.target_names_ = _column_names(y)
-        x, y = validate_data(self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, order="C")
-        targets = np.asarray(y, np.float64, order="C").reshape(len(y), -1)
-        likelihood = self._regression_likelihood(targets.shape[1])
-        if not self._goes_on:
-            counts = isinstance(likelihood, Poisson)
-            self.y_scaling_ = Scaling.none(targets.shape[1]) if counts else Scaling.of(targets)
-            refuse_overflow(self.y_scaling_, "y")
-        self.is_flat_ = np.ndim(y) == 1
-        self._fit(x, self.y_scaling_.to_standard(targets), likelihood)
+        """Train on X (n, D) and y, (n,) or (n, P). If it fails, the estimator is what it was before."""
+        with all_or_nothing(self):
+            self.target_names_ = _column_names(y)
+            x, y = validate_data(self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, order="C")
+            targets = np.asarray(y, np.float64, order="C").reshape(len(y), -1)
+            likelihood = self._regression_likelihood(targets.shape[1])
+            if not self._goes_on:
+                counts = isinstance(likelihood, Poisson)
+                self.y_scaling_ = Scaling.none(targets.shape[1]) if counts else Scaling.of(targets)
+                refuse_overflow(self.y_scaling_, "y")
+            self.is_flat_ = np.ndim(y) == 1
+            self._fit(x, self.y_scaling_.to_standard(targets), likelihood)
         return self
 
     def _regression_likelihood(self, n_outputs: int) -> Likelihood:
@@ -386,20 +409,18 @@ class DeepGPClassifier(ClassifierMixin, DeepGPEstimator):
     _own_facts = ("classes_",)
 
     def fit(self, X: Any, y: Any) -> DeepGPClassifier:
-        """Train on X (n, D) and labels y (n,)."""
-        self.target_names_ = _column_names(y)
-        x, y = validate_data(self, X, y, dtype=np.float64, order="C")
-        check_classification_targets(y)
-        classes, labels = np.unique(y, return_inverse=True)
-        if len(classes) < 2:
-            raise InputError(f"y has only one class, {classes[0]!r}: classification needs at least two.")
-        if self._goes_on and not np.array_equal(classes, self.classes_):
-            raise InputError(f"warm_start needs the same classes as before, {self.classes_}; got {classes}.")
-        self.classes_ = classes
-        binary = len(classes) == 2
-        targets = labels[:, None].astype(np.float64) if binary else np.eye(len(classes))[labels]
-        self.y_scaling_ = Scaling.none(targets.shape[1])
-        self._fit(x, targets, self._class_likelihood(binary))
+        """Train on X (n, D) and labels y (n,). If it fails, the estimator is what it was before."""
+        with all_or_nothing(self):
+            self.target_names_ = _column_names(y)
+            x, y = validate_data(self, X, y, dtype=np.float64, order="C")
+            classes, labels = _classes(y)
+            if self._goes_on and not np.array_equal(classes, self.classes_):
+                raise InputError(f"warm_start needs the same classes as before, {self.classes_}; got {classes}.")
+            self.classes_ = classes
+            binary = len(classes) == 2
+            targets = labels[:, None].astype(np.float64) if binary else np.eye(len(classes))[labels]
+            self.y_scaling_ = Scaling.none(targets.shape[1])
+            self._fit(x, targets, self._class_likelihood(binary))
         return self
 
     def _class_likelihood(self, binary: bool) -> Likelihood:
@@ -428,11 +449,22 @@ class DeepGPClassifier(ClassifierMixin, DeepGPEstimator):
     def log_density(self, X: Any, y: Any) -> Float[np.ndarray, " n"]:
         """Log probability of the true class of each row."""
         probabilities = self.predict_log_proba(X)
+        if np.shape(y) != (len(probabilities),):
+            raise InputError(f"y has shape {np.shape(y)}, but X has {len(probabilities)} rows.")
         places = {label: place for place, label in enumerate(self.classes_.tolist())}
         unknown = [label for label in np.asarray(y).tolist() if label not in places]
         if unknown:
             raise InputError(f"y has the class {unknown[0]!r}, which was not in the training data.")
         return probabilities[np.arange(len(probabilities)), [places[label] for label in np.asarray(y).tolist()]]
+
+
+def noise_deviation(estimator: DeepGPEstimator) -> list[float] | None:
+    """Standard deviation of Gaussian noise, of each target in its units; None if there is no such thing."""
+    likelihood = estimator.model_.likelihood
+    if not isinstance(likelihood, Gaussian):
+        return None
+    deviation = np.sqrt(np.asarray(likelihood.variance, np.float64)) * estimator.y_scaling_.unit
+    return [float(value) for value in deviation]
 
 
 ESTIMATORS: dict[str, type[DeepGPEstimator]] = {
@@ -453,9 +485,21 @@ def _final_elbo(history: History) -> float:
     return float(elbo[-max(1, len(elbo) // 10) :].mean()) if len(elbo) else float("nan")
 
 
+def _classes(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The different labels, at least two, and the place of each row's label among them."""
+    try:
+        check_classification_targets(y)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    classes, labels = np.unique(y, return_inverse=True)
+    if len(classes) < 2:
+        raise InputError(f"y has only one class, {classes[0]!r}: classification needs at least two.")
+    return classes, labels
+
+
 def _column_names(y: Any) -> list[str] | None:
-    """The names of a frame's or a series' columns."""
-    columns = getattr(y, "columns", None)
+    """The names of a frame's, a table's or a series' columns."""
+    columns = getattr(y, "column_names", getattr(y, "columns", None))  # pyarrow's columns are arrays
     if columns is not None:
         return [str(name) for name in columns]
     name = getattr(y, "name", None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from structured_dgp.exceptions import StructuredDGPError
+from structured_dgp.exceptions import InputError, StructuredDGPError
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,18 @@ class Contents:
 
     arrays: dict[str, np.ndarray]
     facts: dict[str, Any]
+
+
+def check_output(output: str | Path, inputs: Mapping[str, str | Path]) -> None:
+    """Refuse a place that cannot be written to, or that is that of an input, before any work is done."""
+    path = Path(output)
+    for what, place in inputs.items():
+        if path.resolve() == Path(place).resolve():
+            raise InputError(f"the output would replace the {what} {path.name}: choose another name.")
+    if path.is_dir():
+        raise InputError(f"the output {path} is a folder: name a file.")
+    if not path.parent.is_dir():
+        raise InputError(f"there is no folder {path.parent} for the output {path.name}.")
 
 
 @contextmanager

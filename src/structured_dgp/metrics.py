@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from structured_dgp.exceptions import InputError
 from structured_dgp.families import Discrete
 from structured_dgp.prediction import Mixture
 
@@ -84,4 +85,8 @@ def scores(prediction: Mixture, y: Any, level: float = 0.9) -> dict[str, float]:
 def _like(prediction: Mixture, y: Any) -> Float[np.ndarray, "..."]:
     """The targets in the shape of the prediction; (n,) does for (n, 1)."""
     targets = np.asarray(y, np.float64)
-    return targets[:, None] if targets.ndim == 1 and len(prediction.shape) == 2 else targets
+    if prediction.shape == (*targets.shape, 1):
+        targets = targets[:, None]
+    if targets.shape != prediction.shape:
+        raise InputError(f"y has shape {targets.shape}, but the predictions have shape {prediction.shape}.")
+    return targets

@@ -85,7 +85,13 @@ def _describe(node: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(node, jax.Array):
         arrays[path] = np.asarray(node)
         return {"shape": list(node.shape)}
+    if not _is_small(node):
+        raise InputError(f"{path} is {node!r} and cannot be saved: a model file holds numbers up to {LARGEST}.")
     return node
+
+
+def _is_small(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and 0 <= value <= LARGEST)
 
 
 def coupling_name(coupling: Coupling) -> str | None:
@@ -140,7 +146,7 @@ def _built(part: Any, path: str, arrays: dict[str, np.ndarray], dtype: np.dtype[
     if isinstance(part, dict) and "shape" in part:
         return _taken(arrays, path, part["shape"], dtype)
     if not isinstance(part, dict):
-        if part is not None and not (isinstance(part, int) and 0 <= part <= LARGEST):
+        if not _is_small(part):
             raise ValueError(f"{path} is {part!r}.")
         return part
     if part["kind"] not in KINDS:

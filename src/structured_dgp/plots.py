@@ -6,7 +6,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from matplotlib.colors import SymLogNorm
 from matplotlib.ticker import PercentFormatter
@@ -96,6 +96,22 @@ def plot_pit(prediction: Mixture, y: Any, axes: Axes | None = None, *, bins: int
     axes.hist(pit(prediction, y).reshape(-1), bins=bins, range=(0, 1), density=True, color="C0", alpha=0.8)
     axes.axhline(1.0, color="0.4", linewidth=1, linestyle="--")
     axes.set(xlabel="predicted probability of a value up to the target", ylabel="density", xlim=(0, 1))
+    return axes
+
+
+def plot_reliability(
+    probability: Float[np.ndarray, " n"], right: Bool[np.ndarray, " n"], axes: Axes | None = None, *, bins: int = 10
+) -> Axes:
+    """How often the predicted class is the right one, against its probability, in bins of equally many rows."""
+    axes = _axes(axes)
+    order = np.array_split(np.argsort(probability, kind="stable"), min(bins, len(probability)))
+    places = np.array([probability[rows].mean() for rows in order])
+    shares = np.array([right[rows].mean() for rows in order])
+    errors = np.array([np.sqrt(share * (1.0 - share) / len(rows)) for share, rows in zip(shares, order, strict=True)])
+    lowest = min(places.min(), shares.min(), 0.5)
+    axes.plot([lowest, 1.0], [lowest, 1.0], color="0.6", linewidth=1)
+    axes.errorbar(places, shares, errors, marker="o", linestyle="none", color="C0", capsize=2)
+    axes.set(xlabel="probability of the predicted class", ylabel="fraction that is right")
     return axes
 
 
@@ -221,9 +237,12 @@ def plot_lengthscales(
 def plot_hidden_layers(
     estimator: DeepGPEstimator, x: Any, axes: Any = None, *, n_samples: int = 5, seed: int = 0
 ) -> list[Axes]:
-    """Joint draws of every layer over a single input, one panel for each layer; in standardised units."""
+    """Joint draws of every layer over a single input, one panel for each layer; in standardised units.
+
+    ``x`` are values of the input, or a table with its name.
+    """
     place = np.asarray(x, np.float64).reshape(-1)
-    layers = estimator.sample_layers(place[:, None], n_samples, seed)
+    layers = estimator.sample_layers(place[:, None] if isinstance(x, np.ndarray | list) else x, n_samples, seed)
     if axes is None:
         axes = plt.subplots(1, len(layers), figsize=(4 * len(layers), 3.2), layout="constrained", squeeze=False)[1][0]
     order = np.argsort(place, kind="stable")

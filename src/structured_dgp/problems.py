@@ -30,13 +30,25 @@ class Problem:
         return Problem(self.x.take(pa.array(chosen)), self.y[chosen], self.is_classification)
 
     def split(self, fraction: float, seed: int) -> tuple[Problem, Problem | None]:
-        """All rows but a random ``fraction``, and that fraction; None if it is 0."""
+        """All rows but a random ``fraction``, and that fraction; None if it is 0.
+
+        One row of each class is never held out.
+        """
         if not 0.0 <= fraction < 1.0:
             raise InputError(f"the fraction of rows to hold out must be from 0 to below 1; got {fraction}.")
-        n_test = round(fraction * self.n_rows)
-        if n_test == 0:
+        if fraction == 0.0:
             return self, None
         order = np.random.default_rng(seed).permutation(self.n_rows)
+        if self.is_classification:
+            _, first = np.unique(self.y[order], return_index=True)
+            order = np.concatenate([np.delete(order, first), order[first]])
+        n_test = round(fraction * self.n_rows)
+        needed = len(np.unique(self.y)) if self.is_classification else 1
+        if not 1 <= n_test <= self.n_rows - needed:
+            raise InputError(
+                f"{fraction} of {self.n_rows} rows is {n_test} to hold out: at least one is needed, and {needed} to "
+                "train on."
+            )
         return self.rows(np.sort(order[n_test:])), self.rows(np.sort(order[:n_test]))
 
 
@@ -51,6 +63,9 @@ def load_problem(
 ) -> Problem:
     """A problem from a table: ``inputs``, by default all columns but the targets and those to ``drop``."""
     table = read_table(path)
+    twice = next((name for name in targets if list(targets).count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"the target {twice!r} is named twice.")
     require_columns(table.column_names, [*targets, *drop, *(inputs or [])], path.name)
     names = [name for name in table.column_names if name not in targets and name not in drop]
     names = names if inputs is None else list(inputs)
@@ -61,11 +76,12 @@ def load_problem(
         table = without_missing(table)
         if table.num_rows == 0:
             raise InputError(f"every row of {path.name} has a missing value: --skip-missing leaves none.")
-    x = as_numbers(table.select(names))
+    has_options = inputs is None
+    x = as_numbers(table.select(names), has_options=has_options)
     y = table.select(list(targets))
     classes = classify or (len(targets) == 1 and (is_text(y[0]) or pa.types.is_boolean(y[0].type)))
     if not classes:
-        numbers = as_matrix(as_numbers(y))
+        numbers = as_matrix(as_numbers(y, has_options=has_options))
         return Problem(x, numbers[:, 0] if len(targets) == 1 else numbers, False)
     if len(targets) > 1:
         raise InputError(f"a classification has one target; got {', '.join(targets)}.")

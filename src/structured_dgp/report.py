@@ -11,8 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from structured_dgp import metrics, plots
-from structured_dgp.estimators import DeepGPClassifier, DeepGPEstimator, DeepGPRegressor
-from structured_dgp.likelihoods import Gaussian
+from structured_dgp.estimators import DeepGPClassifier, DeepGPEstimator, DeepGPRegressor, noise_deviation
 from structured_dgp.model_files import coupling_name
 from structured_dgp.posterior import Posterior
 from structured_dgp.problems import Problem
@@ -37,9 +36,9 @@ def model_facts(estimator: DeepGPEstimator) -> dict[str, Any]:
         facts["parameters of the posterior"] = model.posterior.n_parameters
     if isinstance(estimator, DeepGPClassifier):
         facts["classes"] = estimator.classes_.tolist()
-    if isinstance(model.likelihood, Gaussian):
-        noise = np.sqrt(np.asarray(model.likelihood.variance, np.float64)) * estimator.y_scaling_.unit
-        facts["noise (standard deviation)"] = noise.tolist()
+    noise = noise_deviation(estimator)
+    if noise is not None:
+        facts["noise (standard deviation)"] = noise
     return facts
 
 
@@ -73,6 +72,10 @@ def pictures(estimator: DeepGPEstimator, judged: Problem | None = None) -> dict[
         "inputs": lambda: _figure(plots.plot_lengthscales(model, names=estimator.feature_names())),
         "covariance": lambda: _figure(plots.plot_covariance(model)),
     }
+    if judged is not None and isinstance(estimator, DeepGPClassifier):
+        probabilities, classes = estimator.predict_proba(judged.x), estimator.classes_
+        right = classes[probabilities.argmax(axis=1)] == judged.y
+        drawn["calibration"] = lambda: _figure(plots.plot_reliability(probabilities.max(axis=1), right))
     if judged is None or not isinstance(estimator, DeepGPRegressor):
         return drawn
     prediction = estimator.predict_dist(judged.x)
@@ -91,7 +94,9 @@ def pictures(estimator: DeepGPEstimator, judged: Problem | None = None) -> dict[
             return _figure(axes)
 
         drawn["prediction"] = bands
-        drawn["layers"] = lambda: _figure(plots.plot_hidden_layers(estimator, np.linspace(x.min(), x.max(), 200))[0])
+        drawn["layers"] = lambda: _figure(
+            plots.plot_hidden_layers(estimator, _like(judged, np.linspace(x.min(), x.max(), 200)[:, None]))[0]
+        )
     return drawn
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -17,6 +19,7 @@ from structured_dgp.exceptions import InputError, ModelFileError
 from structured_dgp.files import Contents, read_contents, write_contents
 from structured_dgp.model import DeepGP
 from structured_dgp.model_files import describe, rebuild
+from structured_dgp.posterior import Posterior
 from structured_dgp.precision import wide_scope
 from structured_dgp.scaling import Scaling
 from structured_dgp.training import History, Record
@@ -25,21 +28,36 @@ FORMAT = 1
 E = TypeVar("E", bound="SavedEstimator")
 
 
+@contextmanager
+def all_or_nothing(estimator: BaseEstimator) -> Iterator[None]:
+    """If what is inside fails, or is interrupted, the estimator has all its attributes as they were before."""
+    before = dict(vars(estimator))
+    try:
+        yield
+    except BaseException:
+        vars(estimator).clear()
+        vars(estimator).update(before)
+        raise
+
+
 class PortableEstimator(BaseEstimator):
     """An estimator whose pickles hold arrays as NumPy's, which keep their type wherever they are loaded."""
 
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(super().__getstate__())
-        if "model_" in state:
-            state["model_"] = jax.tree.map(lambda a: np.asarray(a) if eqx.is_array(a) else a, state["model_"])
-        return state
+        return _in_modules(np.asarray, jax.Array, super().__getstate__())
 
     @wide_scope
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "model_" in state:
-            model = jax.tree.map(lambda a: jnp.asarray(a) if isinstance(a, np.ndarray) else a, state["model_"])
-            state = {**state, "model_": model}
-        super().__setstate__(state)
+        super().__setstate__(_in_modules(jnp.asarray, np.ndarray, state))
+
+
+def _in_modules(convert: Callable[[Any], Any], kind: type, state: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of an estimator; in models and parts of them, arrays of this kind are converted."""
+
+    def converted(value: Any) -> Any:
+        return jax.tree.map(lambda a: convert(a) if isinstance(a, kind) else a, value)
+
+    return {name: converted(value) if isinstance(value, eqx.Module | dict) else value for name, value in state.items()}
 
 
 class SavedEstimator(PortableEstimator):
@@ -53,12 +71,17 @@ class SavedEstimator(PortableEstimator):
     elbo_: float
     history_: History
     target_names_: list[str] | None
+    _made_with: dict[str, Any]
 
     _own_facts: ClassVar[tuple[str, ...]] = ()
     """Fitted attributes of a subclass that a model file holds beside the shared ones."""
 
     def save(self, path: str | Path) -> None:
-        """Write the fitted model to one file: arrays and JSON, nothing that is run on loading."""
+        """Write the fitted model to one file: arrays and JSON, nothing that is run on loading.
+
+        Parameters are kept, too. Where they are not plain values, the model says what they were; but a ``kernel`` that
+        is not a name, and a generator of random numbers, are the default ones after loading.
+        """
         check_is_fitted(self, "model_")
         model, arrays = describe(self.model_)
         arrays |= {"x.centre": self.x_scaling_.centre, "x.spread": self.x_scaling_.spread}
@@ -67,7 +90,7 @@ class SavedEstimator(PortableEstimator):
             "format": FORMAT,
             "library": version("structured-dgp"),
             "estimator": type(self).__name__,
-            "parameters": {name: value for name, value in self.get_params().items() if _is_plain(value)},
+            "parameters": plain_parameters(self),
             "model": model,
             "feature_names": _plain_names(getattr(self, "feature_names_in_", None)),
             "target_names": self.target_names_,
@@ -78,11 +101,21 @@ class SavedEstimator(PortableEstimator):
         }
         write_contents(path, Contents(arrays, facts))
 
+    def _makers(self) -> dict[str, Any]:
+        """The parameters that a model keeps from the fit that made it."""
+        return {name: getattr(self, name) for name in ("n_inducing", "kernel", "likelihood", "precision")}
+
     def _take_over(self, contents: Contents) -> None:
         """The fitted state of a model file."""
         facts, arrays = contents.facts, dict(contents.arrays)
         scaling = {name: arrays.pop(name) for name in ("x.centre", "x.spread", "y.centre", "y.spread")}
         self.model_ = rebuild(facts["model"], arrays)
+        given = facts["parameters"]
+        if "likelihood" not in given:
+            self.set_params(likelihood=self.model_.likelihood)
+        if "coupling" not in given and isinstance(self.model_.posterior, Posterior):
+            self.set_params(coupling=self.model_.posterior.coupling)
+        self._made_with = self._makers()
         self.n_features_in_ = int(self.model_.layers[0].inducing.shape[1])
         sizes = {"x": self.n_features_in_, "y": self.model_.n_targets}
         for name, values in scaling.items():
@@ -126,8 +159,28 @@ def read_estimator(path: str | Path, kinds: dict[str, type[E]]) -> E:
     return estimator
 
 
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
+def plain_parameters(estimator: BaseEstimator) -> dict[str, Any]:
+    """The parameters of an estimator that JSON can hold."""
+    found = {}
+    for name, value in estimator.get_params(deep=False).items():
+        with suppress(TypeError):
+            found[name] = _plain(value)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it; a ``TypeError`` if it has not."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_plain(inner) for inner in value]
+    raise TypeError(f"a {type(value).__name__} is not plain.")
 
 
 def _plain_names(names: Any) -> list[str] | None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from structured_dgp.estimators import DeepGPClassifier, DeepGPEstimator, DeepGPRegressor
 from structured_dgp.exceptions import InputError
+from structured_dgp.files import check_output
 from structured_dgp.tables import as_numbers, stream_table, table_writer
 
 ROWS = 8192  # predicted at a time
@@ -31,8 +32,7 @@ def predict_table(
     features = list(getattr(estimator, "feature_names_in_", []))
     if not features:
         raise InputError("the model does not know the names of its inputs: fit it on a table with column names.")
-    if Path(output).resolve() == Path(data).resolve():
-        raise InputError("the output would replace the table: choose another name.")
+    check_output(output, {"table": data})
     done = 0
     pieces = stream_table(data, features, keep)
     first = next(pieces, None)
@@ -60,7 +60,7 @@ def predicted(
     first_row: int,
 ) -> pa.Table:
     """The columns of the output for some rows."""
-    x = as_numbers(rows.select(list(features)), first_row + 1, "data row")
+    x = as_numbers(rows.select(list(features)), first_row + 1)
     columns = {name: rows[name] for name in keep}
     taken = set(columns)
 

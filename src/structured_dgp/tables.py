@@ -77,7 +77,7 @@ def read_table(path: str | Path) -> pa.Table:
 
 
 def stream_table(path: str | Path, numbers: Sequence[str], kept: Sequence[str] = ()) -> Iterator[pa.Table]:
-    """The rows of some columns, in their order and in pieces: ``numbers`` as float64, ``kept`` as they are."""
+    """The rows of some columns, in their order and in pieces: ``numbers`` as float64 or bool, ``kept`` as they are."""
     path = Path(path)
     require_columns(column_names(path), [*numbers, *kept], path.name)
     wanted = [*numbers, *(name for name in kept if name not in numbers)]
@@ -86,7 +86,10 @@ def stream_table(path: str | Path, numbers: Sequence[str], kept: Sequence[str] =
             for batch in parquet.ParquetFile(path).iter_batches(BLOCK_ROWS, columns=wanted):
                 yield pa.Table.from_batches([batch]).select(wanted)
             return
-    types = {name: pa.float64() for name in numbers} | {name: pa.string() for name in kept if name not in numbers}
+    with _named_errors(path), csv.open_csv(path, parse_options=_parse_options(path)) as reader:
+        truths = {field.name for field in reader.schema if pa.types.is_boolean(field.type)}
+    types = {name: pa.bool_() if name in truths else pa.float64() for name in numbers}
+    types |= {name: pa.string() for name in kept if name not in numbers}
     try:
         with csv.open_csv(
             path,
@@ -122,15 +125,21 @@ def is_text(column: pa.ChunkedArray) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
-def as_numbers(table: pa.Table, first_row: int = 0, line: str = "row") -> pa.Table:
-    """Every column as float64; an error that names the column and the row for text and for missing values."""
+def as_numbers(table: pa.Table, first_row: int = 1, has_options: bool = False) -> pa.Table:
+    """Every column as float64; an error that names the column and the row for text and for missing values.
+
+    Args:
+        first_row: the number of the first row, for the error; rows of data are counted from 1.
+        has_options: whether rows and columns can be left out with ``--skip-missing`` and ``--drop``.
+    """
     columns: dict[str, Any] = {}
     for name in table.column_names:
         column = table[name]
         if is_text(column):
             example = next((value.as_py() for value in column if value.is_valid), "")
             raise InputError(
-                f"column {name!r} holds text ({example!r}): leave it out (--drop {name}), or write it as numbers."
+                f"column {name!r} holds text ({example!r}): "
+                f"{f'leave it out (--drop {name}), or ' if has_options else ''}write it as numbers."
             )
         try:
             numbers = column.cast(pa.float64())
@@ -138,10 +147,11 @@ def as_numbers(table: pa.Table, first_row: int = 0, line: str = "row") -> pa.Tab
             raise InputError(f"column {name!r} holds {column.type}, not numbers: leave it out.") from error
         missing = np.flatnonzero(~np.isfinite(numbers.to_numpy()))
         if len(missing):
+            options = f", or leave out the column (--drop {name})" if has_options else ""
             raise InputError(
-                f"column {name!r} has {len(missing)} missing or infinite values, the first in {line} "
-                f"{first_row + int(missing[0])}: fill them in, or leave out the rows (--skip-missing) or the column "
-                f"(--drop {name})."
+                f"column {name!r} has {len(missing)} missing or infinite values, the first in data row "
+                f"{first_row + int(missing[0])}: fill them in, or leave out the rows"
+                f"{' (--skip-missing)' if has_options else ''}{options}."
             )
         columns[name] = numbers
     return pa.table(columns)

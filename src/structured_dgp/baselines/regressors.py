@@ -8,20 +8,19 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import RegressorMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from structured_dgp.baselines.exact import ExactGP
 from structured_dgp.baselines.rivals import ForestRegressor, QuantileBoostingRegressor
 from structured_dgp.baselines.sghmc import SghmcSettings, sample
-from structured_dgp.estimators import DeepGPRegressor, DistributionMixin, layer_widths
+from structured_dgp.estimators import DeepGPRegressor, DistributionMixin, fit_seed, layer_widths
 from structured_dgp.exceptions import InputError
 from structured_dgp.initial import STARTS, KernelRule, initial_model, kernel_rule
 from structured_dgp.kernels import Kernel
 from structured_dgp.likelihoods import Gaussian
 from structured_dgp.model import DRAWS
 from structured_dgp.prediction import Mixture
-from structured_dgp.saving import PortableEstimator
+from structured_dgp.saving import PortableEstimator, all_or_nothing
 from structured_dgp.scaling import Scaling, refuse_overflow
 from structured_dgp.validation import changed
 
@@ -32,14 +31,15 @@ class _StandardisedRegressor(DistributionMixin, RegressorMixin, PortableEstimato
     model_: Any
 
     def fit(self, X: Any, y: Any) -> Any:
-        """Train on X (n, D) and y, (n,) or (n, P)."""
-        x, y = validate_data(self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, order="C")
-        targets = np.asarray(y, np.float64, order="C").reshape(len(y), -1)
-        self.x_scaling_, self.y_scaling_ = Scaling.of(x), Scaling.of(targets)
-        refuse_overflow(self.x_scaling_, "X")
-        refuse_overflow(self.y_scaling_, "y")
-        self.is_flat_ = np.ndim(y) == 1
-        self._fit(self.x_scaling_.to_standard(x), self.y_scaling_.to_standard(targets))
+        """Train on X (n, D) and y, (n,) or (n, P). If it fails, the estimator is what it was before."""
+        with all_or_nothing(self):
+            x, y = validate_data(self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, order="C")
+            targets = np.asarray(y, np.float64, order="C").reshape(len(y), -1)
+            self.x_scaling_, self.y_scaling_ = Scaling.of(x), Scaling.of(targets)
+            refuse_overflow(self.x_scaling_, "X")
+            refuse_overflow(self.y_scaling_, "y")
+            self.is_flat_ = np.ndim(y) == 1
+            self._fit(self.x_scaling_.to_standard(x), self.y_scaling_.to_standard(targets))
         return self
 
     def _fit(self, x: np.ndarray, y: np.ndarray) -> None:
@@ -130,7 +130,7 @@ class SGHMCRegressor(_StandardisedRegressor):
         self.verbose = verbose
 
     def _fit(self, x: np.ndarray, y: np.ndarray) -> None:
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        seed = fit_seed(self.random_state, self.checkpoint)
         widths = layer_widths(self.n_layers, self.width, y.shape[1])
         model = initial_model(
             x,

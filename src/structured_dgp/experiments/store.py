@@ -127,6 +127,9 @@ class Store:
         else:
             names = sorted({run.data for run in runs})
             parts = {path / f"{name}.csv": [run for run in runs if run.data == name] for name in names}
+        for place in parts:
+            if place.is_file() and not place.read_bytes().startswith(",".join(COLUMNS).encode()):
+                raise InputError(f"{place} is there, and holds no exported runs: choose another place for them.")
         for place, some in parts.items():
             place.parent.mkdir(parents=True, exist_ok=True)
             with replacing(place) as file:

@@ -28,14 +28,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from structured_dgp import metrics
 from structured_dgp.baselines import METHODS, SGHMCRegressor, SghmcSettings, effective_sample_size, make_method
-from structured_dgp.estimators import DeepGPRegressor
+from structured_dgp.estimators import RUSH_ROWS, RUSH_STEPS, STOPPING_ROWS, DeepGPRegressor, noise_deviation
 from structured_dgp.exceptions import InputError, StructuredDGPError
 from structured_dgp.experiments.data import digest, load
 from structured_dgp.experiments.methods import PLACED, TRAINED, Method
 from structured_dgp.experiments.splits import SPLITS
 from structured_dgp.experiments.store import Run, Store
+from structured_dgp.initial import STARTS
 from structured_dgp.kernels import lengthscale_of
-from structured_dgp.likelihoods import Gaussian
+from structured_dgp.saving import plain_parameters
 from structured_dgp.training.settings import as_settings
 
 TIMEOUT = 30.0
@@ -85,10 +86,16 @@ class Task:
 
 
 def defaults(method: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a method before its options change them."""
+    """All values behind a method that its options do not name."""
+    found: dict[str, Any] = {"parameters": plain_parameters(make_method(method))}
     if method in TRAINED:
-        return as_settings(options.get("preset", "default")).as_dict()
-    return asdict(SghmcSettings()) if method == "sghmc" else {}
+        preset = options.get("preset", "default")
+        start = STARTS["paper" if preset == "paper" else "default"]
+        found |= {"settings": as_settings(preset).as_dict(), "start": asdict(start)}
+        found["rows"] = {"stopping": STOPPING_ROWS, "rush": RUSH_ROWS, "rush_steps": RUSH_STEPS}
+    if method == "sghmc":
+        found |= {"settings": asdict(SghmcSettings()), "start": asdict(STARTS[options.get("start", "default")])}
+    return found
 
 
 def plan(
@@ -172,10 +179,9 @@ def _facts_of(model: Any) -> dict[str, Any]:
         facts["effective_samples"] = float(np.median(effective_sample_size(model.chains_)))
     if isinstance(model, DeepGPRegressor):
         facts["settings"] = model.training_settings_.as_dict()
-        likelihood, kernels = model.model_.likelihood, [layer.kernel for layer in model.model_.layers]
-        if isinstance(likelihood, Gaussian):
-            noise = np.sqrt(np.asarray(likelihood.variance, np.float64)) * model.y_scaling_.unit
-            facts["noise"] = noise.round(6).tolist()
+        kernels, noise = [layer.kernel for layer in model.model_.layers], noise_deviation(model)
+        if noise is not None:
+            facts["noise"] = np.round(noise, 6).tolist()
         scales = [np.asarray(lengthscale_of(kernel), np.float64) for kernel in kernels]
         facts["lengthscales"] = [np.ravel(scale).round(4).tolist() for scale in scales]
     return facts
