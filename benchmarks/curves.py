@@ -18,6 +18,7 @@ from data import load
 from structured_dgp import DeepGPRegressor, metrics
 from structured_dgp.plots import plot_prediction
 
+AXES = {"mcycle": ("milliseconds after the impact", "acceleration (g)"), "lidar": ("distance", "log ratio")}
 METHODS: dict[str, dict[str, Any]] = {
     "sgp": {"n_layers": 1},
     "mf": {"coupling": "mf"},
@@ -54,7 +55,11 @@ def draw(names: list[str], arguments: Any, path: str) -> None:
         for axis, method in zip(row, METHODS, strict=True):
             model = estimator(method, arguments, 0).fit(x, y[:, 0])
             plot_prediction(grid, model.predict_dist(grid), axis, data=(x, y))
-            axis.set_title(f"{name}, {method.upper()}")
+            kind, *noise = method.upper().split()
+            axis.set(title=f"{name}, {kind}{', noise by input' if noise else ''}", xlabel=AXES[name][0])
+            if axis is not row[0]:
+                axis.get_legend().remove()
+        row[0].set_ylabel(AXES[name][1])
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

@@ -21,8 +21,8 @@ from structured_dgp.posterior import AbstractPosterior
 from structured_dgp.prediction import Mixture
 from structured_dgp.training.history import History
 
-BANDS = (0.5, 0.9)
-"""Levels of the bands around a prediction."""
+BANDS = {0.5: 0.34, 0.9: 0.18}
+"""Levels of the bands around a prediction, and how opaque they are."""
 MEDIAN_OF_SQUARE = 0.4549
 """The median of the square of a standard normal value."""
 
@@ -64,11 +64,10 @@ def plot_prediction(
             "plot_prediction needs one input column and one output: use mixture.column(p) for one of many."
         )
     order = np.argsort(place, kind="stable")
-    for level in BANDS:
+    for level, alpha in BANDS.items():
         lower, upper = (end.reshape(-1)[order] for end in prediction.interval(level))
-        axes.fill_between(
-            place[order], lower, upper, color=color, alpha=0.22, linewidth=0, label=f"{100 * level:.0f} %"
-        )
+        label = f"{100 * level:.0f} %"
+        axes.fill_between(place[order], lower, upper, color=color, alpha=alpha, linewidth=0, label=label)
     axes.plot(place[order], prediction.mean.reshape(-1)[order], color=color, label="mean")
     if data is not None:
         axes.plot(np.ravel(data[0]), np.ravel(data[1]), "k.", markersize=4, alpha=0.6, label="data")
