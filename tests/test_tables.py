@@ -267,6 +267,12 @@ def test_run_table_export_and_report_from_the_command_line(tmp_path: Path) -> No
     from_csv = runner.invoke(app, ["bench", "table", "scores-interpolation", "--results", str(exported)])
     assert from_csv.output == shown.output
     assert store.read_bytes() == before
+    other = str(tmp_path / "other.sqlite")
+    assert "8 of 8 runs are new" in runner.invoke(app, ["bench", "import", str(exported), "--store", other]).output
+    both = runner.invoke(app, ["bench", "import", str(exported), str(store), "--store", other])
+    assert "0 of 16 runs are new" in both.output
+    gone_on = json.loads(runner.invoke(app, [*run[:-1], other, "--json"]).output)
+    assert (gone_on["finished now"], gone_on["were there"]) == (0, 8)
     page = tmp_path / "page.html"
     made = runner.invoke(app, ["report", "--results", str(exported), "--output", str(page), "--figures", str(tmp_path)])
     assert made.exit_code == 0, made.output
@@ -290,6 +296,7 @@ def test_run_table_export_and_report_from_the_command_line(tmp_path: Path) -> No
         (["bench", "table", "--results", "nothing.sqlite"], "nothing.sqlite is not there"),
         (["bench", "figure", "mona-lisa"], "unknown figure"),
         (["bench", "export", "--store", "nothing.sqlite"], "nothing.sqlite is not there"),
+        (["bench", "import", "nothing.csv"], "nothing.csv is not there"),
         (["report", "--results", "nothing.csv"], "nothing.csv is not there"),
     ],
 )

@@ -182,6 +182,24 @@ def export(
     typer.echo("\n".join(str(path) for path in paths))
 
 
+@app.command("import")
+def import_runs(
+    sources: Annotated[list[Path], typer.Argument(help="Exported folders or CSV files, or other stores.")],
+    store: Annotated[Path, typer.Option(help="The store that takes them in.")] = STORE,
+) -> None:
+    """Take finished runs into a store, so that a sweep goes on from them, on another machine, too.
+
+    Example: `sdgp bench import results` and then `sdgp bench run` makes only what was not exported.
+    """
+    from structured_dgp.experiments.store import Store, read_runs
+
+    with sentences():
+        runs = [run for source in sources for run in read_runs(source)]
+        results = Store(store)
+        new = sum(results.add(run) for run in runs)
+    typer.echo(f"{new} of {len(runs)} runs are new in {store}.")
+
+
 def report(
     results: Results = STORE,
     figures: Annotated[Path, typer.Option(help="Folder with figures from `sdgp bench figure`.")] = Path(
