@@ -8,6 +8,7 @@ log-likelihood of the held-out rows, in the units of the target, is recorded alo
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from typing import Any
@@ -55,15 +56,16 @@ def main() -> None:
     options.add_argument("--every", type=int, default=125)
     arguments = options.parse_args()
     setting, *values = arguments.set
-    also = {name: float(value) for name, value in (pair.split("=") for pair in arguments.also)}
+    also = {name: json.loads(value) for name, value in (pair.split("=") for pair in arguments.also)}
     rows = []
     for name in arguments.names:
-        for value in map(float, values):
+        for value in map(json.loads, values):
             found = [scores(name, seed, arguments, **also, **{setting: value}) for seed in arguments.splits]
             rows += found
             mean = np.mean([row["score"] for row in found], axis=0)
             text = " ".join(f"{score:7.3f}" for score in mean)
-            print(f"{name:10s} {setting} {value:<6g} {text}", flush=True)
+            seconds = np.mean([row["seconds"] for row in found])
+            print(f"{name:10s} {setting} {value!s:6s} {seconds:4.0f} s {text}", flush=True)
             emit(rows, arguments.json)
 
 

@@ -86,6 +86,19 @@ def test_predictions_mix_the_conditionals_of_all_draws() -> None:
     np.testing.assert_allclose(prediction.var_components[..., 0], np.tile(conditional + 0.1, (7, 1)), atol=1e-8)
 
 
+def test_every_draw_meets_all_of_the_hidden_noise() -> None:
+    """The components of a draw have the moments of that draw alone, predicted with much noise."""
+    model = initial_model(X, "mf", (2, 1), 5, likelihood=Gaussian(0.1))
+    v = np.random.default_rng(1).standard_normal((4, 3, 5))
+    with jax.enable_x64(True):
+        together = SampledDeepGP.of(model, jnp.asarray(v)).predict(X[:6], n_draws=4 * 512).mean_components[..., 0]
+        for place, draws in enumerate(together.reshape(4, 512, 6)):
+            alone = SampledDeepGP.of(model, jnp.asarray(v[place][None])).predict(X[:6], n_draws=4096)
+            expected = alone.mean_components[..., 0]
+            np.testing.assert_allclose(draws.mean(0), expected.mean(0), atol=0.02)
+            np.testing.assert_allclose(draws.std(0), expected.std(0), rtol=0.05, atol=1e-3)
+
+
 def test_hidden_noise_is_drawn_anew_for_each_component() -> None:
     model = initial_model(X, "mf", (2, 1), 5)
     with jax.enable_x64(True):
@@ -131,7 +144,11 @@ def test_a_run_learns_hyper_parameters_and_predicts() -> None:
     assert np.mean(prediction.log_prob(Y)) > np.mean(stats.norm.logpdf(Y, Y.mean(), Y.std()))
 
 
-def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_an_interrupted_run_goes_on_bit_for_bit(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its last checkpoint, which Ctrl-C writes, too."""
     from structured_dgp.baselines import sghmc
 
     model, settings = initial_model(X, "mf", (2, 1), 5), SghmcSettings(**QUICK)
@@ -146,7 +163,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(sghmc, "_advance", stopping)
     with pytest.raises(KeyboardInterrupt):
-        sample(model, X, Y, settings, checkpoint=tmp_path, checkpoint_seconds=0.0)
+        sample(model, X, Y, settings, checkpoint=tmp_path, checkpoint_seconds=seconds)
     resumed = sample(model, X, Y, settings, checkpoint=tmp_path)
     np.testing.assert_array_equal(resumed.chains, whole.chains)
     np.testing.assert_array_equal(resumed.energy, whole.energy)
@@ -206,6 +223,7 @@ def test_chains_that_disagree_and_chains_that_drift_are_seen() -> None:
     assert split_rhat(drifting)[0] > 1.5
     assert effective_sample_size(apart)[0] < 20
     assert split_rhat(np.ones((2, 10, 1)))[0] == 1.0
+    assert split_rhat(np.array([0.0, 5.0])[:, None, None] * np.ones((2, 10, 1)))[0] == np.inf
 
 
 def test_normality_finds_what_is_not_normal() -> None:

@@ -34,9 +34,12 @@ def _variances(split: Float[np.ndarray, "C S D"]) -> tuple[Float[np.ndarray, " D
 
 
 def split_rhat(chains: Chains) -> Float[np.ndarray, "*shape"]:
-    """√(total variance / variance within half chains) of every quantity; near 1 when the chains agree."""
+    """√(total variance / variance within half chains) of every quantity; near 1 when the chains agree.
+
+    Chains that stand still at different places have an infinite one, at the same place 1.
+    """
     within, total = _variances(_split(chains))
-    rhat = np.sqrt(np.divide(total, within, out=np.ones_like(total), where=within > 0.0))
+    rhat = np.sqrt(np.divide(total, within, out=np.where(total > 0.0, np.inf, 1.0), where=within > 0.0))
     return rhat.reshape(np.shape(chains)[2:])
 
 

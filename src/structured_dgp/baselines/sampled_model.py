@@ -60,7 +60,8 @@ class SampledDeepGP(eqx.Module):
         """
         x = as_matrix(x, "x", self.layers[0].inducing.shape[1])
         repeats = math.ceil(n_draws / len(self.draws)) if self.n_hidden else 1
-        v = jnp.tile(self.draws, (repeats, 1, 1))
+        # Neighbours of a Sobol' set fill the space, every S-th of its points does not: a draw has neighbours.
+        v = jnp.repeat(self.draws, repeats, axis=0)
         eps = jnp.asarray(low_discrepancy_noise(len(v), self.n_hidden, seed), self.dtype)
         mean, cov = moments_by_rows(lambda rows: _predict(self, jnp.asarray(rows, self.dtype), v, eps), x)
         return self.likelihood.predictive(mean, cov)

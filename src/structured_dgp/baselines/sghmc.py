@@ -40,7 +40,7 @@ from structured_dgp.precision import wide_scope
 from structured_dgp.programs import make_room
 from structured_dgp.propagation import propagate_given, whiteners
 from structured_dgp.training.checkpoint import checkpoint_of, fingerprint, named_arrays, restored
-from structured_dgp.training.loop import CHECKPOINT_SECONDS, Saver, checked_data
+from structured_dgp.training.loop import CHECKPOINT_SECONDS, Saver, checked_data, uninterrupted
 from structured_dgp.training.progress import Display
 from structured_dgp.training.step import Minibatches
 
@@ -220,10 +220,10 @@ def sample(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     verbose: int = 0,
 ) -> Sampled:
-    """Sample the inducing outputs of ``model``, whose posterior says where the chains start, on standardised data.
+    """Sample the inducing outputs of ``model``, whose posterior says where chains start, on standardised data.
 
     Args:
-        model: layers and likelihood; chains start at its posterior mean.
+        model: layers and likelihood; the first chain starts at its posterior mean, others at draws from the prior.
         x, y: inputs (n, D) and targets (n, P).
         settings: see :class:`SghmcSettings`.
         checkpoint: a folder. If it holds a checkpoint of this very run, the run goes on from there, bit for bit.
@@ -247,7 +247,9 @@ class _Run:
         self.settings = settings
         hyper, self.fixed = eqx.partition(model, _hyper_mask(model))
         mean, _ = model.posterior.moments()
-        start = jnp.broadcast_to(mean, (settings.n_chains, *mean.shape))
+        # the first chain starts at the mean, the others at draws from the prior, so that they can be seen to meet
+        elsewhere = np.random.default_rng(settings.seed).standard_normal((settings.n_chains - 1, *mean.shape))
+        start = jnp.concatenate([mean[None], jnp.asarray(elsewhere, mean.dtype)])
         ones = jnp.ones_like(start)
         self.state = ChainState(
             v=start,
@@ -275,35 +277,45 @@ class _Run:
     def go(self, saver: Saver, verbose: int) -> Sampled:
         """Run to the end."""
         settings, began = self.settings, time.perf_counter()
-        with Display(verbose, settings.steps) as display:
-            while self.step < settings.steps:
-                first, call_began = self.step, time.perf_counter()
-                burning = first < settings.burn_in
-                next_sample = settings.thinning - max(0, first - settings.burn_in) % settings.thinning
-                n_steps = min(CHUNK, settings.burn_in - first if burning else next_sample)
-                rows = jnp.asarray(self.batches.rows(first, CHUNK))
-                self.state, energy = _advance(
-                    self.state, self.fixed, self.x, self.y, rows, jnp.asarray(n_steps), self.key, settings, burning
-                )
-                self.energies.append(float(energy))
-                if not np.isfinite(self.energies[-1]) or not np.isfinite(self.state.v).all():
-                    raise NumericalError(
-                        f"the chain diverged before step {self.step}: try a smaller step_size, or precision='float64'."
-                    )
-                done = self.step - settings.burn_in
-                if done > 0 and done % settings.thinning == 0:
-                    self.samples.append(np.asarray(self.state.v))
-                rate = n_steps / (time.perf_counter() - call_began)
-                what = "burn-in" if burning else f"{len(self.samples)} samples"
-                display.update(self.step, [what, f"energy {self.energies[-1]:.4g}", f"{rate:.3g} steps/s"])
-                if saver.is_due(self.step):
-                    saver.save(self, self.before + time.perf_counter() - began)
+        try:
+            with Display(verbose, settings.steps) as display:
+                while self.step < settings.steps:
+                    call_began, first = time.perf_counter(), self.step
+                    with uninterrupted():
+                        self._advance()
+                    rate = (self.step - first) / (time.perf_counter() - call_began)
+                    what = "burn-in" if first < settings.burn_in else f"{len(self.samples)} samples"
+                    display.update(self.step, [what, f"energy {self.energies[-1]:.4g}", f"{rate:.3g} steps/s"])
+                    if saver.is_due(self.step):
+                        saver.save(self, self.before + time.perf_counter() - began)
+        except KeyboardInterrupt:
+            saver.save(self, self.before + time.perf_counter() - began)
+            raise
         seconds = self.before + time.perf_counter() - began
         saver.save(self, seconds)
         chains = np.stack(self.samples, axis=1)
         draws = jnp.asarray(chains.reshape(-1, *chains.shape[2:]))
         model = SampledDeepGP.of(eqx.combine(self.state.hyper, self.fixed), draws)
         return Sampled(model, chains.astype(np.float64), np.asarray(self.energies), seconds)
+
+    def _advance(self) -> None:
+        """One compiled call, up to the end of the burn-in or the next sample."""
+        settings, first = self.settings, self.step
+        burning = first < settings.burn_in
+        next_sample = settings.thinning - max(0, first - settings.burn_in) % settings.thinning
+        n_steps = min(CHUNK, settings.burn_in - first if burning else next_sample)
+        rows = jnp.asarray(self.batches.rows(first, CHUNK))
+        self.state, energy = _advance(
+            self.state, self.fixed, self.x, self.y, rows, jnp.asarray(n_steps), self.key, settings, burning
+        )
+        self.energies.append(float(energy))
+        if not np.isfinite(self.energies[-1]) or not np.isfinite(self.state.v).all():
+            raise NumericalError(
+                f"the chain diverged before step {self.step}: try a smaller step_size, or precision='float64'."
+            )
+        done = self.step - settings.burn_in
+        if done > 0 and done % settings.thinning == 0:
+            self.samples.append(np.asarray(self.state.v))
 
     def checkpoint(self, seconds: float) -> Contents:
         """All that is needed to go on."""
