@@ -277,8 +277,10 @@ def test_early_stopping_ends_a_run() -> None:
         ({}, 199, (800, 0.0, False)),
         ({"early_stopping": False}, 1000, (800, 0.0, False)),
         ({"early_stopping": True, "validation_fraction": 0.3}, 50, (1500, 0.3, True)),
-        ({"preset": "paper"}, 1000, (20_000, 0.0, False)),
-        ({"preset": "paper", "early_stopping": True}, 1000, (20_000, 0.1, True)),
+        ({"preset": "paper"}, 1000, (20_000, 0.1, False)),
+        ({"preset": "paper", "n_layers": 1}, 1000, (20_000, 0.0, False)),
+        ({"preset": "paper", "early_stopping": False}, 1000, (20_000, 0.0, False)),
+        ({"preset": "paper", "early_stopping": True}, 50, (20_000, 0.1, False)),
         ({"max_steps": 7}, 1000, (7, 0.1, True)),
     ],
 )
@@ -287,7 +289,8 @@ def test_how_long_to_train_is_found_out_where_there_are_rows_for_it(
 ) -> None:
     settings = DeepGPRegressor(**options)._training_settings(0, n_rows)
     assert (settings.max_steps, settings.holdout, settings.refit) == expected
-    assert (settings.patience is not None) == settings.refit
+    assert (settings.patience is not None) == (settings.holdout > 0.0)
+    assert settings.min_steps == (0 if not settings.holdout else 5000 if "preset" in options else 300)
 
 
 def test_many_rows_are_trained_in_a_rush_unless_the_model_is_trained_already(fitted: DeepGPRegressor) -> None:

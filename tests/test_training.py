@@ -384,6 +384,7 @@ def test_the_paper_preset_has_the_values_of_the_paper() -> None:
     paper = PRESETS["paper"]
     assert (paper.optimizer, paper.learning_rate, paper.max_steps) == ("adam", 0.005, 20_000)
     assert (paper.batch_size, paper.n_samples, paper.staircase) == (512, 5, True)
+    assert (paper.holdout, paper.min_steps, paper.refit) == (0.1, 5000, False)
     adam, _ = paper.rates()
     np.testing.assert_allclose([adam(999), adam(1000), adam(2500)], [0.005, 0.0049, 0.005 * 0.98**2])
 

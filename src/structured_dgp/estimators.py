@@ -140,15 +140,17 @@ class DeepGPEstimator(SavedEstimator):
                 "from the start, set early_stopping=False."
             )
         preset = as_settings(self.preset)
-        stopping = as_settings("default")
-        can_stop = preset.holdout > 0.0 and n_rows >= STOPPING_ROWS
+        stopping = preset if preset.holdout else as_settings("default")
+        # the paper holds rows out for deep GPs only
+        can_stop = preset.holdout > 0.0 and n_rows >= STOPPING_ROWS and (self.n_layers > 1 or self.preset != "paper")
         if can_stop if self.early_stopping == "auto" else self.early_stopping:
             changes = {name: getattr(stopping, name) for name in ("patience", "min_steps", "refit")}
             changes |= {"holdout": self.validation_fraction, "max_steps": max(stopping.max_steps, preset.max_steps)}
         else:
             plain = Settings()
             changes = {name: getattr(plain, name) for name in ("patience", "min_steps", "refit", "holdout")}
-            changes["max_steps"] = plain.max_steps if preset.holdout else preset.max_steps
+            # with a refit, the preset's number of steps is only the end of the search for a better one
+            changes["max_steps"] = plain.max_steps if preset.refit else preset.max_steps
         given = {"optimizer": self.optimizer, "max_steps": self.max_steps, "max_seconds": self.max_seconds}
         changes |= {name: value for name, value in given.items() if value is not None}
         if n_rows >= RUSH_ROWS and preset.optimizer == "natural" and not self._goes_on:
@@ -288,7 +290,8 @@ class DeepGPRegressor(DistributionMixin, RegressorMixin, DeepGPEstimator):
         max_steps: training steps at most; None for the preset's.
         max_seconds: training ends after this time; None for no limit.
         early_stopping: hold out ``validation_fraction`` of the rows, find the number of steps at which their score is
-            best, and train on all rows for as many; ``"auto"``: with the default preset and at least 200 rows.
+            best, and train on all rows for as many (``preset="paper"``: take the model of that step); ``"auto"``: with
+            at least 200 rows, as in the paper not for a single layer with ``preset="paper"``.
         validation_fraction: see there.
         settings: other training settings by name, as in ``{"learning_rate": 0.01}``.
         checkpoint: a folder; a fit that was interrupted goes on from what is there.

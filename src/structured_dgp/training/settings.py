@@ -213,10 +213,16 @@ PRESETS: dict[str, Settings] = {
         decay_steps=1000,
         staircase=True,
         max_steps=20_000,
+        min_steps=5_000,
+        holdout=0.1,
+        patience=10,
         batch_size=512,
         n_samples=5,
     ),
 }
+"""By name. The paper ends a run when a moving average of hold-out scores has fallen five times, here it ends when ten
+scores in a row, over 500 steps, were not the best; and the best model is taken, not the last.
+"""
 
 
 def as_settings(settings: str | Settings) -> Settings:
