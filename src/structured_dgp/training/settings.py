@@ -203,7 +203,7 @@ def _labels(parameters: DeepGP) -> Any:
 
 
 PRESETS: dict[str, Settings] = {
-    "default": Settings(max_steps=1500, min_steps=300, holdout=0.1, patience=8, refit=True),
+    "default": Settings(max_steps=1500, min_steps=300, holdout=0.1, patience=8, refit=True, n_samples=2),
     "paper": Settings(
         optimizer="adam",
         learning_rate=0.005,
