@@ -7,6 +7,7 @@ Nine tenths of the rows are trained on. The ELBO is the mean over the last tenth
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,9 @@ def fit(name: str, coupling: str, seed: int, arguments: Any) -> dict[str, Any]:
     """One fit."""
     split = interpolation_split(name, seed, arguments.data)
     model = initial_model(split.x, coupling, (5, 5, 1), 128, precision=arguments.precision)
-    changes = {} if arguments.steps is None else {"max_steps": arguments.steps}
+    changes = {name: json.loads(value) for name, value in (pair.split("=") for pair in arguments.also)}
+    if arguments.steps is not None:
+        changes["max_steps"] = arguments.steps
     settings = Settings() if arguments.preset == "none" else arguments.preset
     trained = train(model, split.x, split.y, settings, seed=seed, **changes)
     mixture = trained.model.predict(split.x_test)
@@ -55,6 +58,7 @@ def main() -> None:
         "--preset", default="default", help="default, paper, or none: all rows, a fixed number of steps"
     )
     options.add_argument("--steps", type=int)
+    options.add_argument("--also", nargs="+", default=[], metavar="NAME=VALUE", help="other settings changed so")
     arguments = options.parse_args()
     rows: list[dict[str, Any]] = []
     for name in arguments.names:
