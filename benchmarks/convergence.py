@@ -180,12 +180,13 @@ def main() -> None:
     options.add_argument("--paper-steps", type=int, default=5000)
     options.add_argument("--estimators", action="store_true", help="compare estimates of the bound instead")
     options.add_argument("--reuse", metavar="FILE", help="take Adam's curves from an earlier JSON file")
-    options.add_argument("--also", nargs="+", default=[], metavar="NAME=VALUE", help="natural gradients changed so")
+    options.add_argument("--also", nargs="+", default=[], metavar="NAME=VALUE,...", help="natural gradients changed so")
     options.add_argument("--figure", metavar="FILE")
     arguments = options.parse_args()
     earlier = json.loads(Path(arguments.reuse).read_text())["rows"] if arguments.reuse else []
     others = {
-        f"natural {text}": {name: json.loads(value)} for text in arguments.also for name, value in [text.split("=")]
+        f"natural {text}": {name: json.loads(value) for name, value in (pair.split("=") for pair in text.split(","))}
+        for text in arguments.also
     }
     rows: list[dict[str, Any]] = []
     with jax.enable_x64(True):
