@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -26,8 +27,10 @@ from structured_dgp.experiments.data import SOURCES, digest, load
 from structured_dgp.experiments.methods import Method
 from structured_dgp.experiments.splits import SPLITS, extrapolation, interpolation
 from structured_dgp.experiments.store import Run, Store, read_runs
-from structured_dgp.experiments.sweep import Task, plan, run_sweep, run_task
+from structured_dgp.experiments.sweep import Task, failed_run, plan, run_sweep, run_task
 from structured_dgp.initial import STARTS, Start
+from structured_dgp.kernels import lengthscale_of
+from structured_dgp.parameters import Fixed
 from structured_dgp.prediction import Mixture
 from structured_dgp.training.loop import Saver
 from structured_dgp.training.settings import PRESETS
@@ -178,6 +181,31 @@ def test_exported_runs_are_read_again(tmp_path: Path) -> None:
         read_runs(tmp_path / "other.csv")
 
 
+def test_an_export_keeps_runs_that_were_exported_before(tmp_path: Path) -> None:
+    first, second = Store(tmp_path / "first.sqlite"), Store(tmp_path / "second.sqlite")
+    for key in "abc":
+        first.add(a_run(key, label="old"))
+    second.add(a_run("b", label="new"))
+    second.add(a_run("d", label="new"))
+    labels = {"a": "old", "b": "new", "c": "old", "d": "new"}
+    for place in (tmp_path / "all", tmp_path / "all.csv"):
+        first.export(place)
+        before = read_runs(place)
+        second.export(place)
+        after = {run.key: run for run in read_runs(place)}
+        assert {key: run.record["label"] for key, run in after.items()} == labels
+        for run in before:
+            np.testing.assert_array_equal(run.log_density, after[run.key].log_density)
+        file = place / "own.csv" if place.is_dir() else place
+        text = file.read_bytes()
+        Store(tmp_path / "empty.sqlite").export(place)
+        assert file.read_bytes() == text
+        file.write_bytes(text[:-40])  # the last run is broken
+        with pytest.raises(InputError):
+            second.export(place)
+        assert file.read_bytes() == text[:-40]
+
+
 def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "results.sqlite").write_text("not a database, but a long enough text to look at " * 20)
     with pytest.raises(InputError, match=r"results\.sqlite"):
@@ -205,7 +233,59 @@ def test_a_run_records_what_it_did(tmp_path: Path) -> None:
     assert run.record["split_digest"] == interpolation(table.x, 3).digest
     assert run.log_density.shape == (6,)
     assert run.record["log_likelihood"] == pytest.approx(run.log_density.mean())
-    assert {"library", "jax", "seconds", "crps", "coverage"} <= set(run.record)
+    assert {"library", "jax", "numpy", "sklearn", "seconds", "crps", "coverage", "xla_flags"} <= set(run.record)
+    assert run.record["cpu"]
+
+
+SGHMC = {"burn_in": 20, "n_samples": 8, "thinning": 2}
+SIZES = {
+    # of 2 inputs and 5 inducing points: inducing inputs, lengthscales, kernel variance, noise, ...
+    "exact": ({}, 2 + 1 + 1),
+    "sgp": ({"n_inducing": 5, "max_steps": 3, "early_stopping": False}, 10 + 2 + 1 + 1 + 5 + 15),
+    "sghmc": ({"n_inducing": 5, "n_layers": 1, "settings": SGHMC}, 10 + 2 + 1 + 1 + 5),
+    "mf": (
+        {"n_inducing": 5, "max_steps": 2, "early_stopping": False, "n_layers": 2, "width": 1, "preset": "paper"},
+        # the hidden layer has white noise and a fixed variance, the output layer a variance and one input
+        (10 + 2 + 1 + 5 + 15) + (5 + 1 + 1 + 5 + 15) + 1,
+    ),
+}
+
+
+@pytest.mark.parametrize("method", SIZES)
+def test_a_gp_records_its_hyper_parameters(method: str, tmp_path: Path) -> None:
+    options, size = SIZES[method]
+    path = write_table(tmp_path)
+    record = run_task(Task("interpolation", str(path), method, 0, tuple(options.items()))).record
+    assert "error" not in record, record
+    assert record["parameters"] == size
+    table = load(str(path))
+    rows = interpolation(table.x, 0).train
+    seed = {} if method == "exact" else {"random_state": 0}
+    model = METHODS[method](**options, **seed).fit(table.x[rows], table.y[rows, 0])
+    noise = np.sqrt(np.asarray(model.model_.likelihood.variance)) * table.y[rows].std()
+    np.testing.assert_allclose(record["noise"], noise, atol=1e-6)
+    kernels = [model.model_.kernel] if method == "exact" else [layer.kernel for layer in model.model_.layers]
+    total = [float(kernel.diagonal(jnp.zeros((1, 2)))[0]) for kernel in kernels]
+    np.testing.assert_allclose([sum(parts) for parts in record["variances"]], total, rtol=1e-4)
+    assert [len(parts) for parts in record["variances"]] == ([2, 1] if method == "mf" else [1])
+    for kernel, recorded in zip(kernels, record["lengthscales"], strict=True):
+        np.testing.assert_allclose(recorded, np.ravel(lengthscale_of(kernel)), rtol=1e-4)
+    if method == "sghmc":
+        assert SGHMC.items() <= record["settings"].items()
+        assert record["settings"]["step_size"] == 0.01
+
+
+def test_only_the_papers_own_table_has_its_name(tmp_path: Path) -> None:
+    text = (resources.files("structured_dgp") / "data" / "energy.csv").read_bytes()
+    paths = {name: tmp_path / name / "energy.csv" for name in ("same", "other")}
+    for name, path in paths.items():
+        path.parent.mkdir()
+        path.write_bytes(text if name == "same" else text[: text.rindex(b"\n", 0, -1) + 1])
+    same, other, by_name = plan(["interpolation"], [*map(str, paths.values()), "energy"], FOREST, [0])
+    assert (same.name, other.name, by_name.name) == ("energy", "energy.csv", "energy")
+    run = run_task(other)
+    assert (run.state, run.data) == ("done", "energy.csv")
+    assert run_task(Task("interpolation", str(tmp_path / "boston.csv"), "forest", 0)).data == "boston.csv"  # failed
 
 
 def test_an_error_is_a_record_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -276,6 +356,117 @@ print(failed.split, failed.record["error"].split(":")[0])
     assert result.stdout.splitlines() == ["(5, 1)", "0 TerminatedWorkerError"]
 
 
+def test_a_run_that_gets_farther_each_time_is_not_given_up(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from pathlib import Path
+from structured_dgp.experiments import sweep
+from structured_dgp.experiments.methods import Method
+from structured_dgp.experiments.store import Run
+
+def slow(task, data_dir=None, scratch=None):
+    folder = Path(scratch) / task.key / "refit"
+    folder.mkdir(parents=True, exist_ok=True)
+    step = len(list(folder.iterdir())) + 1
+    (folder / f"step-{step:09d}.safetensors").touch()
+    if step < 4:
+        os._exit(9)
+    return Run(task.key, task.experiment, "own", task.method, task.split, "done", {})
+
+def run_and_store(task, store, data_dir):  # in the worker, where the module is as it was
+    from structured_dgp.experiments import sweep
+    sweep.run_task = slow
+    return sweep._run_and_store(task, store, data_dir)
+
+sweep._run_and_store, sweep.LOST_RUNS = run_and_store, 2
+tasks = sweep.plan(["interpolation"], ["energy"], [Method("forest", "forest")], [0])
+print(sweep.run_sweep(tasks, sys.argv[1], n_jobs=2, verbose=0))
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "r.sqlite")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["(1, 0)"]
+
+
+def test_a_worker_killed_in_training_changes_no_bit(tmp_path: Path) -> None:
+    script = """
+import os, signal, sys
+from pathlib import Path
+from structured_dgp.experiments import sweep
+from structured_dgp.experiments.methods import Method
+
+def run_and_store(task, store, data_dir):  # in the worker, where the modules are as they were
+    from structured_dgp.experiments import sweep
+    from structured_dgp.training import loop
+
+    class Noisy(loop.Saver):
+        def is_due(self, step):
+            return True
+
+        def save(self, run, seconds):
+            super().save(run, seconds)
+            log = Path(f"{store}.log")
+            with log.open("a") as file:
+                file.write(f"{run.step} {os.getpid()}\\n")
+            if Path(store).stem == "killed" and len(log.read_text().splitlines()) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    usual, loop.Saver = loop.Saver, Noisy
+    try:
+        return sweep._run_and_store(task, store, data_dir)
+    finally:
+        loop.Saver = usual
+
+sweep._run_and_store = run_and_store
+options = {"n_inducing": 8, "max_steps": 20, "early_stopping": False, "settings": {"score_every": 5}}
+tasks = sweep.plan(["extrapolation"], [sys.argv[1]], [Method("SGP", "sgp", tuple(options.items()))], [0])
+for store in sys.argv[2:]:
+    print(sweep.run_sweep(tasks, store, n_jobs=2, verbose=0))
+"""
+    stores = [tmp_path / "killed.sqlite", tmp_path / "undisturbed.sqlite"]
+    command = [sys.executable, "-c", script, str(write_table(tmp_path)), *map(str, stores)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["(1, 0)"] * 2
+    logs = [[line.split() for line in Path(f"{store}.log").read_text().splitlines()] for store in stores]
+    for log, n_processes in zip(logs, (2, 1), strict=True):
+        # the second process went on where the first was killed
+        assert [int(step) for step, _ in log] == [5, 10, 15, 20]
+        assert len({process for _, process in log}) == n_processes
+    assert_same_results(*stores)
+    (killed,), (undisturbed,) = (Store(store).runs() for store in stores)
+    for name in ("log_likelihood", "elbo", "noise", "lengthscales", "variances"):
+        assert killed.record[name] == undisturbed.record[name]
+
+
+def test_what_another_worker_finished_is_not_reported_as_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (task,) = plan(["interpolation"], [str(write_table(tmp_path))], FOREST, [0])
+    store = tmp_path / "r.sqlite"
+
+    def late(task: Task, *arguments: Any) -> Run:
+        Store(store).add(run_task(task))  # by a worker that outlived its parent
+        return failed_run(task, OSError("no room"))
+
+    monkeypatch.setattr("structured_dgp.experiments.sweep.run_task", late)
+    assert run_sweep([task], store, verbose=0) == (1, 0)
+
+
+def test_workers_get_the_whole_path_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+
+    def look(task: Task, data_dir: str | None, scratch: str) -> Run:
+        seen.append(data_dir)
+        return failed_run(task, OSError("enough"))
+
+    monkeypatch.setattr("structured_dgp.experiments.sweep.run_task", look)
+    monkeypatch.chdir(tmp_path)
+    run_sweep(plan(["interpolation"], ["energy"], FOREST, [0]), "r.sqlite", data_dir="sets", verbose=0)
+    run_sweep(plan(["interpolation"], ["energy"], FOREST, [0]), "r.sqlite", verbose=0)
+    assert seen == [str(tmp_path / "sets"), None]
+
+
 def test_densities_that_are_not_finite_are_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Mixture, "log_prob", lambda self, y: np.full(len(y), np.nan))
     run = run_task(Task("interpolation", str(write_table(tmp_path)), "forest", 0, FOREST[0].options))
@@ -296,6 +487,15 @@ def test_other_defaults_are_another_run(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(METHODS, "star", lambda **options: DeepGPRegressor("star", precision="float64", **options))
     keys.append(task.key)
     assert len(set(keys)) == 5
+
+
+def test_the_papers_preset_has_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = []
+    for value in (1.0, 2.0):
+        monkeypatch.setitem(STARTS, "paper", Start(hidden_variance=Fixed(value)))
+        keys += [Task("interpolation", "energy", "star", 0, (("preset", "paper"),)).key]
+        keys += [Task("interpolation", "energy", "sghmc", 0, (("start", "paper"),)).key]
+    assert len(set(keys)) == 4
 
 
 def test_a_table_is_known_by_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

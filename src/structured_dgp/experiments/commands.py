@@ -172,7 +172,10 @@ def export(
     output: Annotated[Path, typer.Argument(help="A CSV file, or a folder for one of each data set.")] = Path("results"),
     store: Annotated[Path, typer.Option(help="Store of runs.")] = STORE,
 ) -> None:
-    """Write all finished runs as CSV, from which tables and the report can be made as well."""
+    """Write all finished runs as CSV, from which tables and the report can be made as well.
+
+    Runs that were exported there before, and that the store does not hold, stay.
+    """
     from structured_dgp.experiments.store import Store
 
     with sentences():

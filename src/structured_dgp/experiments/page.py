@@ -82,7 +82,7 @@ def _what_failed(page: Page, failed: Sequence[Run]) -> None:
 
 
 def commands(runs: list[Run], source: str) -> list[str]:
-    """What to type to make these runs, in as few lines as they allow."""
+    """What to type to make these runs, in as few lines as they allow; exported ones go into a store first."""
     splits: dict[tuple[str, ...], set[int]] = {}
     for run in runs:
         options = run.record.get("options", {})
@@ -92,8 +92,9 @@ def commands(runs: list[Run], source: str) -> list[str]:
     rows = [(*row, _splits_text(sorted(numbers))) for row, numbers in splits.items()]
     for column in (2, 1, 0):  # methods, data sets, experiments
         rows = _joined(rows, column)
-    store = "" if is_exported(Path(source)) else f" --store {source}"
-    return [
+    exported = is_exported(Path(source))
+    store = "" if exported else f" --store {source}"
+    return [f"sdgp bench import {source}"] * exported + [
         f"sdgp bench run --experiment {experiment} --data {data} --methods {methods} --splits {numbers}{flags}{store}"
         for experiment, data, methods, flags, numbers in rows
     ]
@@ -117,7 +118,10 @@ def _splits_text(numbers: list[int]) -> str:
 
 def _machines(runs: list[Run]) -> str:
     kinds = Counter(
-        tuple(str(run.record.get(name, "?")) for name in ("library", "jax", "python", "cores", "processor"))
+        (
+            *(str(run.record.get(name, "?")) for name in ("library", "jax", "python", "cores")),
+            str(run.record.get("cpu") or run.record.get("processor", "?")),
+        )
         for run in runs
     )
     return " ".join(
@@ -143,7 +147,7 @@ def _against_paper(table: ResultTable) -> list[str]:
         if entry is None or not entry.n or entry.paper is None:
             continue
         goal = entry.paper[0] - entry.paper[1]
-        text = f"{data} ({entry.mean - entry.paper[0]:+.2f})"
+        text = f"{data} ({entry.mean - entry.paper[0]:+.2f}, {_counted(entry.n)})"
         (reached if entry.mean >= goal else missed).append(text)
     sentences = []
     if reached:
@@ -153,15 +157,20 @@ def _against_paper(table: ResultTable) -> list[str]:
     return sentences
 
 
+def _counted(splits: int) -> str:
+    return f"{splits} split{'s' * (splits > 1)}"
+
+
 def _direct(table: ResultTable) -> list[str]:
     sentences: list[str] = []
     for column in table.columns:
         entries = {data: row[column] for data, row in table.rows.items() if row[column].n}
         for mark, words in (("bold", "the second is better"), ("italic", "the first is better")):
-            names = [data for data, entry in entries.items() if mark in entry.marks]
+            names = [f"{data} ({_counted(entry.n)})" for data, entry in entries.items() if mark in entry.marks]
             if names:
                 sentences.append(f"{column}: {words} on {', '.join(names)}.")
-        open_ones = [data for data, entry in entries.items() if not entry.marks and entry.n > 1]
+        draws = {data: entry for data, entry in entries.items() if not entry.marks and entry.n > 1}
+        open_ones = [f"{data} ({_counted(entry.n)})" for data, entry in draws.items()]
         if open_ones:
             sentences.append(f"{column}: a draw, within one standard error, on {', '.join(open_ones)}.")
     return sentences

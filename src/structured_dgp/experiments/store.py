@@ -120,21 +120,37 @@ class Store:
         ]
 
     def export(self, path: str | Path) -> list[Path]:
-        """All finished runs as a CSV file, or as a folder with one for each data set; :func:`read_runs` reads them."""
+        """All finished runs as a CSV file, or as a folder with one for each data set; :func:`read_runs` reads them.
+
+        Runs that were exported there before, and that this store does not hold, stay.
+        """
         runs, path = self.runs(state="done"), Path(path)
         if path.suffix == ".csv":
             parts = {path: runs}
         else:
             names = sorted({run.data for run in runs})
             parts = {path / f"{name}.csv": [run for run in runs if run.data == name] for name in names}
-        for place in parts:
-            if place.is_file() and not place.read_bytes().startswith(",".join(COLUMNS).encode()):
-                raise InputError(f"{place} is there, and holds no exported runs: choose another place for them.")
+        for place, some in parts.items():
+            if place.is_file():
+                parts[place] = _joined(_exported_before(place), some)
         for place, some in parts.items():
             place.parent.mkdir(parents=True, exist_ok=True)
             with replacing(place) as file:
                 file.write(_as_csv(some).encode())
         return list(parts)
+
+
+def _exported_before(place: Path) -> list[Run]:
+    """The runs in a file that is about to be written over."""
+    if not place.read_bytes().startswith(",".join(COLUMNS).encode()):
+        raise InputError(f"{place} is there, and holds no exported runs: choose another place for them.")
+    return _exported_runs(place)
+
+
+def _joined(old: list[Run], new: list[Run]) -> list[Run]:
+    """Each run once, in the order of a store; the new ones count where both have it."""
+    runs = {run.key: run for run in (*old, *new)}
+    return sorted(runs.values(), key=lambda run: (run.experiment, run.data, run.method, run.split, run.key))
 
 
 def _as_csv(runs: list[Run]) -> str:
@@ -190,7 +206,7 @@ def _exported_runs(path: Path) -> list[Run]:
                 density = np.array(row.pop("log_density").split(), np.float64)
                 record = {name: json.loads(value) for name, value in row.items() if value}
                 runs.append(Run(key, experiment, data, method, int(split), "done", record, density))
-    except (KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
         raise InputError(f"{path.name} is not a file of exported runs: {error!r}.") from error
     finally:
         csv.field_size_limit(usual)

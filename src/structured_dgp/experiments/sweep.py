@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import shutil
 import sys
 import time
@@ -15,11 +14,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from joblib import Parallel, delayed
 from joblib.externals.loky.process_executor import TerminatedWorkerError
@@ -27,15 +24,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from structured_dgp import metrics
-from structured_dgp.baselines import METHODS, SGHMCRegressor, SghmcSettings, effective_sample_size, make_method
-from structured_dgp.estimators import RUSH_ROWS, RUSH_STEPS, STOPPING_ROWS, DeepGPRegressor, noise_deviation
+from structured_dgp.baselines import METHODS, SghmcSettings, make_method
+from structured_dgp.estimators import RUSH_ROWS, RUSH_STEPS, STOPPING_ROWS
 from structured_dgp.exceptions import InputError, StructuredDGPError
-from structured_dgp.experiments.data import digest, load
+from structured_dgp.experiments.data import SOURCES, digest, load
+from structured_dgp.experiments.facts import facts_of, machine
 from structured_dgp.experiments.methods import PLACED, TRAINED, Method
 from structured_dgp.experiments.splits import SPLITS
 from structured_dgp.experiments.store import Run, Store
 from structured_dgp.initial import STARTS
-from structured_dgp.kernels import lengthscale_of
 from structured_dgp.saving import plain_parameters
 from structured_dgp.training.settings import as_settings
 
@@ -45,7 +42,7 @@ SEEDED = tuple(name for name in METHODS if name != "exact")
 LOST_WORKERS = 50
 """So often may workers be lost before a sweep gives up,"""
 LOST_RUNS = 3
-"""and so often with the same run under way before this run counts as failed."""
+"""and so often with the same run under way, and no new checkpoint of it, before this run counts as failed."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,17 @@ class Task:
             options,
             defaults(self.method, options),
         ]
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+        text = json.dumps(facts, sort_keys=True, default=vars)  # the paper's start has a value that is no plain number
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+    @property
+    def name(self) -> str:
+        """What results call the data; a file with the name, but not the contents, of a set of the paper is NAME.csv."""
+        path = Path(self.data)
+        if path.suffix != ".csv" or path.stem not in SOURCES:
+            return path.stem
+        is_the_papers = self.source and SOURCES[path.stem].sha256.startswith(self.source)
+        return path.stem if is_the_papers else path.name
 
 
 def defaults(method: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -149,7 +156,7 @@ def run_task(task: Task, data_dir: str | None = None, scratch: str | None = None
         before = max(0.0, getattr(model, "fit_seconds_", 0.0) - (time.perf_counter() - fit_began))
         prediction = model.predict_dist(table.x[split.test])
         facts |= metrics.scores(prediction, y[split.test])
-        facts |= _facts_of(model)
+        facts |= facts_of(model)
         log_density = prediction.log_prob(y[split.test])
         if not np.isfinite(log_density).all():
             raise StructuredDGPError(f"{np.sum(~np.isfinite(log_density))} log densities of test rows are not finite.")
@@ -157,14 +164,14 @@ def run_task(task: Task, data_dir: str | None = None, scratch: str | None = None
         return failed_run(task, error, {**facts, "seconds": time.perf_counter() - began})
     # with the seconds that were spent on it before it was interrupted
     facts["seconds"] = time.perf_counter() - began + before
-    return Run(task.key, task.experiment, Path(task.data).stem, task.method, task.split, "done", facts, log_density)
+    return Run(task.key, task.experiment, task.name, task.method, task.split, "done", facts, log_density)
 
 
 def failed_run(task: Task, error: BaseException, facts: dict[str, Any] | None = None) -> Run:
     """The record of a run that ended with an error."""
     trace = "".join(traceback.format_exception(error, limit=-3))
     facts = {**(facts or _about(task)), "error": f"{type(error).__name__}: {error}", "trace": trace}
-    return Run(task.key, task.experiment, Path(task.data).stem, task.method, task.split, "failed", facts)
+    return Run(task.key, task.experiment, task.name, task.method, task.split, "failed", facts)
 
 
 def _about(task: Task) -> dict[str, Any]:
@@ -172,34 +179,11 @@ def _about(task: Task) -> dict[str, Any]:
     return {"label": task.label or task.method, "options": dict(task.options), **file, **machine()}
 
 
-def _facts_of(model: Any) -> dict[str, Any]:
-    """What a fitted model has to say beside its predictions."""
-    facts = {"elbo": getattr(model, "elbo_", None), "steps": getattr(model, "n_steps_", None)}
-    if isinstance(model, SGHMCRegressor):
-        facts["effective_samples"] = float(np.median(effective_sample_size(model.chains_)))
-    if isinstance(model, DeepGPRegressor):
-        facts["settings"] = model.training_settings_.as_dict()
-        kernels, noise = [layer.kernel for layer in model.model_.layers], noise_deviation(model)
-        if noise is not None:
-            facts["noise"] = np.round(noise, 6).tolist()
-        scales = [np.asarray(lengthscale_of(kernel), np.float64) for kernel in kernels]
-        facts["lengthscales"] = [np.ravel(scale).round(4).tolist() for scale in scales]
-    return facts
-
-
-def machine() -> dict[str, Any]:
-    """Facts about library and machine that belong to every result."""
-    return {
-        "library": version("structured-dgp"),
-        "jax": jax.__version__,
-        "python": platform.python_version(),
-        "processor": platform.machine(),
-        "cores": os.cpu_count(),
-    }
-
-
 def _run_and_store(task: Task, store: str, data_dir: str | None) -> tuple[str, bool]:
-    """What a worker does: the run, its record, and the end of its checkpoints. Its key, and whether it is good."""
+    """What a worker does: the run, its record, and the end of its checkpoints.
+
+    Returns its key, and whether the store has it as finished, whoever has finished it.
+    """
     results, scratch = Store(store), Path(f"{store}.checkpoints")
     scratch.mkdir(exist_ok=True)
     mark = scratch / f"{task.key}.running"
@@ -208,7 +192,7 @@ def _run_and_store(task: Task, store: str, data_dir: str | None) -> tuple[str, b
     results.add(run)
     shutil.rmtree(scratch / task.key, ignore_errors=True)
     mark.unlink(missing_ok=True)
-    return task.key, run.state == "done"
+    return task.key, task.key in results.finished()
 
 
 @contextmanager
@@ -250,6 +234,8 @@ def run_sweep(
     if n_jobs < 1:
         raise InputError(f"the number of processes must be at least 1; got {n_jobs}.")
     path, finished = str(store), Store(store).finished()
+    if data_dir is not None:
+        data_dir = str(Path(data_dir).resolve())  # because workers may be started in another folder
     open_tasks = {task.key: task for task in tasks if task.key not in finished}
     counts = {True: 0, False: 0}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -271,7 +257,7 @@ def run_sweep(
             progress.advance(bar)
             if verbose and not console.is_terminal:
                 task = open_tasks[key]
-                what = f"{task.experiment} {Path(task.data).stem} {task.label} split {task.split}"
+                what = f"{task.experiment} {task.name} {task.label} split {task.split}"
                 print(f"{sum(counts.values())}/{len(open_tasks)} {what}{'' if good else ': failed'}", file=sys.stderr)
     return counts[True], counts[False]
 
@@ -282,14 +268,16 @@ def _outcomes(open_tasks: dict[str, Task], store: str, n_jobs: int, data_dir: st
         for task in open_tasks.values():
             yield _run_and_store(task, store, data_dir)
         return
-    left, lost = dict(open_tasks), Counter[str]()
-    marks = {key: Path(f"{store}.checkpoints") / f"{key}.running" for key in left}
+    left, scratch = dict(open_tasks), Path(f"{store}.checkpoints")
+    suspects, lost = set[str](), Counter[str]()
+    marks = {key: scratch / f"{key}.running" for key in left}
+    reached = {key: _reached(scratch / key) for key in left}
     for _ in range(LOST_WORKERS):
         for key in left:
             marks[key].unlink(missing_ok=True)
         # runs that were under way when a process was lost come last, each on its own, to find the one that did it
-        groups = [[task for task in left.values() if not lost[task.key]]]
-        groups += [[task] for task in left.values() if lost[task.key]]
+        groups = [[task for key, task in left.items() if key not in suspects]]
+        groups += [[task] for key, task in left.items() if key in suspects]
         try:
             for group in groups:
                 for key, good in _in_processes(group, store, n_jobs, data_dir):
@@ -304,11 +292,18 @@ def _outcomes(open_tasks: dict[str, Task], store: str, n_jobs: int, data_dir: st
                     del left[key]
                     yield key, True
                 elif marks[key].exists():
-                    lost[key] += 1
+                    suspects.add(key)
+                    before, reached[key] = reached[key], _reached(scratch / key)
+                    lost[key] += before == reached[key]
                     if lost[key] == LOST_RUNS:
                         results.add(failed_run(left.pop(key), error))
                         yield key, False
     raise StructuredDGPError(f"workers were lost {LOST_WORKERS} times: is there enough memory? Use fewer processes.")
+
+
+def _reached(folder: Path) -> dict[Path, str]:
+    """The name, with the step, of the latest checkpoint of each part of a run."""
+    return {path.parent: path.name for path in sorted(folder.rglob("step-*.safetensors"))}
 
 
 def _in_processes(tasks: list[Task], store: str, n_jobs: int, data_dir: str | None) -> Iterator[tuple[str, bool]]:
@@ -339,4 +334,4 @@ def _outcomes_on_cluster(
             trouble = future.exception()
             run = future.result() if trouble is None else failed_run(task, trouble)
             store.add(run)
-            yield task.key, run.state == "done"
+            yield task.key, task.key in store.finished()

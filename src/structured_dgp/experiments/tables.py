@@ -136,6 +136,12 @@ class Results:
                 raise InputError(f"{first} and {second} saw different rows of {data} in split {split}.")
         return [(ours[split], theirs[split]) for split in common]
 
+    def compared(self, experiment: str, data: str, first: str, second: str, what: str) -> tuple[Entry, Entry]:
+        """A recorded quantity of two methods over the splits that both have."""
+        found = [(a.record.get(what), b.record.get(what)) for a, b in self.pairs(experiment, data, first, second)]
+        values = [(float(a), float(b)) for a, b in found if a is not None and b is not None]
+        return Entry.of([a for a, _ in values]), Entry.of([b for _, b in values])
+
     def all_natural(self, experiment: str, data: str, label: str) -> bool:
         """Whether no run is known to have been trained otherwise than with natural gradients."""
         settings = (run.record.get("settings", {}) for run in self.runs(experiment, data, label).values())
@@ -179,13 +185,23 @@ def _likelihoods(results: Results, experiment: str, numbers: dict[str, dict[str,
     }
 
 
+Pairs = dict[str, tuple[Entry, Entry]]
+"""Each method but the baseline, and the baseline, over the splits that both have."""
+
+SHARED = "Methods are compared over the splits that they share; nothing is marked if these are fewer than two."
+
+
+def _pairs(results: Results, experiment: str, data: str, labels: Iterable[str], base: str, what: str) -> Pairs:
+    return {label: results.compared(experiment, data, label, base, what) for label in labels if label != base}
+
+
 def _as_good(entry: Entry, base: Entry) -> bool:
-    """Whether the mean, as it is printed, is at least that of the baseline."""
+    """Whether the mean, with two digits, is at least that of the baseline."""
     return min(entry.n, base.n) > 1 and round(entry.mean, 2) >= round(base.mean, 2)
 
 
 def _apart(entry: Entry, base: Entry, digits: int = 2) -> bool:
-    """Whether the mean is larger and the intervals of one standard error, as they are printed, do not even touch."""
+    """Whether the mean is larger and the intervals of one standard error, rounded, do not even touch."""
     if min(entry.n, base.n) < 2:
         return False
     mean, error, base_mean, base_error = (
@@ -194,33 +210,36 @@ def _apart(entry: Entry, base: Entry, digits: int = 2) -> bool:
     return mean - error > base_mean + base_error + 1e-9
 
 
-def mark_interpolation(entries: dict[str, Entry]) -> dict[str, Entry]:
+def mark_interpolation(entries: dict[str, Entry], near: Pairs) -> dict[str, Entry]:
     """Bold: as good as the sparse GP."""
-    base = entries["SGP"]
     return {
-        label: entry.marked("bold") if label != "SGP" and _as_good(entry, base) else entry
+        label: entry.marked("bold") if label in near and _as_good(*near[label]) else entry
         for label, entry in entries.items()
     }
 
 
-def mark_extrapolation(entries: dict[str, Entry], near: dict[str, Entry]) -> dict[str, Entry]:
+def mark_extrapolation(entries: dict[str, Entry], away: Pairs, near: Pairs) -> dict[str, Entry]:
     """Bold: as good as the sparse GP in both tasks; underlined: and apart from it in one of them."""
     marked = dict(entries)
-    for label, entry in entries.items():
-        pairs = ((entry, entries["SGP"]), (near[label], near["SGP"]))
-        if label != "SGP" and all(_as_good(*pair) for pair in pairs):
-            marked[label] = entry.marked("bold", *(["underline"] if any(_apart(*pair) for pair in pairs) else []))
+    for label in away:
+        both = (away[label], near[label])
+        if all(_as_good(*pair) for pair in both):
+            underline = ["underline"] if any(_apart(*pair) for pair in both) else []
+            marked[label] = entries[label].marked("bold", *underline)
     return marked
 
 
 def interpolation_table(results: Results) -> ResultTable:
     """Table 1."""
     found = _likelihoods(results, "interpolation", paper.INTERPOLATION)
-    rows = {data: mark_interpolation(entries) for data, entries in found.items()}
+    rows = {
+        data: mark_interpolation(entries, _pairs(results, "interpolation", data, entries, "SGP", "log_likelihood"))
+        for data, entries in found.items()
+    }
     return ResultTable(
         "1",
         "Interpolation: test log-likelihood",
-        "Larger is better. Bold: at least as large as the sparse GP (SGP), as printed.",
+        f"Larger is better. Bold: at least as large as the sparse GP (SGP), with two digits. {SHARED}",
         _columns(rows),
         rows,
     )
@@ -228,14 +247,19 @@ def interpolation_table(results: Results) -> ResultTable:
 
 def extrapolation_table(results: Results) -> ResultTable:
     """Table S1."""
-    near = _likelihoods(results, "interpolation", paper.INTERPOLATION)
     found = _likelihoods(results, "extrapolation", paper.EXTRAPOLATION)
-    rows = {data: mark_extrapolation(entries, near[data]) for data, entries in found.items()}
+    rows = {}
+    for data, entries in found.items():
+        away, near = (
+            _pairs(results, experiment, data, entries, "SGP", "log_likelihood")
+            for experiment in ("extrapolation", "interpolation")
+        )
+        rows[data] = mark_extrapolation(entries, away, near)
     return ResultTable(
         "S1",
         "Extrapolation: test log-likelihood",
         "Bold: at least as large as the sparse GP, both interpolating and extrapolating; underlined if larger by more "
-        "than both standard errors in one of them.",
+        f"than both standard errors in one of them. {SHARED}",
         _columns(rows),
         rows,
     )
@@ -247,14 +271,14 @@ def _columns(rows: dict[str, dict[str, Entry]]) -> tuple[str, ...]:
     return tuple(name for name in names if any(row[name].n or row[name].paper for row in rows.values()))
 
 
-def _compared(entry: Entry, draw: float) -> Entry:
+def mark_comparison(entry: Entry, draw: float) -> Entry:
     """Bold if the second method is better by more than the standard error, italic if the first one is."""
     if entry.n > 1 and entry.mean > draw + entry.error:
         return entry.marked("bold")
     return entry.marked("italic") if entry.n > 1 and entry.mean < draw - entry.error else entry
 
 
-COMPARED = "Bold: the second method is better by more than the standard error; italic: the first one is."
+COMPARED = f"Bold: the second method is better by more than the standard error; italic: the first one is. {SHARED}"
 
 
 def _sghmc(results: Results) -> list[str]:
@@ -270,7 +294,7 @@ def direct_table(results: Results) -> ResultTable:
     for data in results.wanted:
         numbers = paper.STAR_BEATS.get(data, {})
         rows[data] = {
-            name: _compared(
+            name: mark_comparison(
                 Entry.of(results.wins("extrapolation", data, other, "STAR L3").tolist(), numbers.get(theirs)), 0.5
             )
             for name, (other, theirs) in columns.items()
@@ -297,10 +321,11 @@ def differences_table(results: Results) -> ResultTable:
         for name, (first, second, is_difference) in columns.items():
             compare = results.gains if is_difference else results.wins
             values = compare("extrapolation", data, first, second).tolist()
-            if "NG" in name and not results.all_natural("extrapolation", data, first):
+            natural = [label for label in (first, second) if "NG" in name and not label.endswith("Adam")]
+            if not all(results.all_natural("extrapolation", data, label) for label in natural):
                 values = []
             cell = paper.DIFFERENCES.get(data, {}).get(name.replace("SGHMC L3", "SGHMC"))
-            rows[data][name] = _compared(Entry.of(values, cell), 0.0 if is_difference else 0.5)
+            rows[data][name] = mark_comparison(Entry.of(values, cell), 0.0 if is_difference else 0.5)
     note = (
         f"{COMPARED} (dif): mean difference of the log-likelihood; otherwise the fraction of test points. NG: trained "
         "with natural gradients. In the first column, the paper's models are trained with Adam, ours with natural "
@@ -308,6 +333,14 @@ def differences_table(results: Results) -> ResultTable:
     )
     title = "Extrapolation: more direct comparisons"
     return ResultTable("S2", title, note, _columns(rows), rows, digits=3)
+
+
+def mark_elbo(entries: dict[str, Entry], pairs: Pairs) -> dict[str, Entry]:
+    """Bold: larger than mean field, and apart from it."""
+    return {
+        label: entry.marked("bold") if label in pairs and _apart(*pairs[label], digits=0) else entry
+        for label, entry in entries.items()
+    }
 
 
 def elbo_table(results: Results) -> ResultTable:
@@ -320,13 +353,10 @@ def elbo_table(results: Results) -> ResultTable:
             label: results.entry("interpolation", data, label, "elbo", numbers.get(theirs))
             for label, theirs in columns.items()
         }
-        for label, entry in entries.items():
-            if label != "MF L3" and _apart(entry, entries["MF L3"], digits=0):
-                entries[label] = entry.marked("bold")
-        rows[data] = entries
+        rows[data] = mark_elbo(entries, _pairs(results, "interpolation", data, columns, "MF L3", "elbo"))
     note = (
-        "Bold: larger than mean field by more than both standard errors. The paper's FC started from its trained mean "
-        "field, ours does not."
+        f"Bold: larger than mean field by more than both standard errors. {SHARED} The paper's FC started from its "
+        "trained mean field, ours does not."
     )
     return ResultTable("S3", "ELBO of three-layer models", note, tuple(columns), rows, digits=0)
 
