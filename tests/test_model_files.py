@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from structured_dgp import (
     DeepGP,
@@ -24,7 +25,7 @@ from structured_dgp import (
     load_estimator,
 )
 from structured_dgp.couplings import FullyCoupled, Order
-from structured_dgp.files import Contents, read_contents, write_contents
+from structured_dgp.files import Contents, _digest, read_contents, write_contents
 from structured_dgp.kernels import RBF, Kernel, Linear, Matern12, Matern32, Periodic, RationalQuadratic, White
 from structured_dgp.likelihoods import Bernoulli, Gaussian, Heteroscedastic, Likelihood, Poisson, Softmax, StudentT
 from structured_dgp.model_files import KINDS, describe, rebuild
@@ -221,6 +222,15 @@ LIES: dict[str, Callable[[Contents], None]] = {
     "names of other columns": changed("feature_names", ["a"]),
     "history of something else": changed("history", [{"step": 1}]),
     "parameters of something else": changed("parameters", 3),
+    "a list for an estimator": changed("estimator", ["DeepGPRegressor"]),
+    "truth for a format": changed("format", True),
+    "text for names": changed("feature_names", "ab"),
+    "names of other targets": changed("target_names", ["a", "b"]),
+    "text for draws": changed("parameters/n_draws", "abc"),
+    "no draws": changed("parameters/n_draws", 0),
+    "nothing of its own": changed("own", None),
+    "text for a truth value": changed("own/is_flat_", "no"),
+    "number for a truth value": changed("own/is_flat_", 1),
     "negative spread": reshaped("x.spread", lambda a: -a),
     "spread of other columns": reshaped("x.spread", lambda a: a[:1]),
     "NaN": reshaped("posterior.mean", lambda a: np.full_like(a, np.nan)),
@@ -231,6 +241,68 @@ LIES: dict[str, Callable[[Contents], None]] = {
     "missing array": lambda contents: contents.arrays.__delitem__("layers.0.inducing"),
     "array too many": lambda contents: contents.arrays.update(more=np.zeros(3)),
 }
+
+
+def renamed(contents: Contents) -> None:
+    contents.facts["estimator"] = "DeepGPRegressor"
+    contents.facts["own"]["is_flat_"] = True
+
+
+def labelled(values: Any, dtype: str = "<i8") -> Callable[[Contents], None]:
+    return changed("own/classes_", {"dtype": dtype, "values": values})
+
+
+OTHER_LIES: dict[str, tuple[str, Callable[[Contents], None]]] = {
+    "flat with two targets": ("two targets", changed("own/is_flat_", True)),
+    "one name for two targets": ("two targets", changed("target_names", ["a"])),
+    "regressor with classes": ("two targets", changed("estimator", "DeepGPClassifier")),
+    "classifier as regressor": ("two classes", renamed),
+    "classifier of three as regressor": ("three classes", renamed),
+    "three classes for two": ("two classes", labelled([0, 1, 2])),
+    "one class": ("two classes", labelled([0])),
+    "two classes for three": ("three classes", labelled([0, 1])),
+    "four classes for three": ("three classes", labelled([0, 1, 2, 3])),
+    "the same class again": ("three classes", labelled([0, 1, 1])),
+    "classes in another order": ("three classes", labelled([2, 1, 0])),
+    "classes in columns": ("three classes", labelled([[0], [1], [2]])),
+    "a number for classes": ("three classes", changed("own/classes_", 3)),
+    "a list for classes": ("three classes", changed("own/classes_", [0, 1, 2])),
+    "tables for classes": ("three classes", labelled([{}, {}, {}], "O")),
+    "text for numbers": ("three classes", labelled(["a", "b", "c"])),
+    "huge labels": ("three classes", labelled(["a", "b", "c"], "<U500000000")),
+}
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder, options = tmp_path_factory.mktemp("others"), {**SMALL, "n_layers": 1}
+    models: dict[str, DeepGPRegressor | DeepGPClassifier] = {
+        "two targets": DeepGPRegressor(**options).fit(X, np.column_stack([Y, -Y])),
+        "two classes": DeepGPClassifier(**options).fit(X, np.arange(30) % 2),
+        "three classes": DeepGPClassifier(**options).fit(X, np.arange(30) % 3),
+    }
+    for name, model in models.items():
+        model.save(folder / name)
+        load_estimator(folder / name)
+    return {name: folder / name for name in models}
+
+
+@pytest.mark.parametrize("lie", OTHER_LIES)
+def test_what_does_not_fit_the_model_is_refused(lie: str, others: dict[str, Path], tmp_path: Path) -> None:
+    name, change = OTHER_LIES[lie]
+    contents = read_contents(others[name], ModelFileError)
+    change(contents)
+    write_contents(tmp_path / "model", contents)
+    with pytest.raises(ModelFileError):
+        load_estimator(tmp_path / "model")
+
+
+@pytest.mark.parametrize("text", ["hello", "[" * 100_000, "[1]", '{"format": ' + "1" * 5000 + "}"])
+def test_a_header_that_is_no_table_is_refused_whatever_its_checksum(text: str, saved: Path, tmp_path: Path) -> None:
+    arrays = read_contents(saved, ModelFileError).arrays
+    (tmp_path / "model").write_bytes(save(arrays, {"facts": text, "sha256": _digest(arrays, text)}))
+    with pytest.raises(ModelFileError, match="model is no file of this library: its header is not"):
+        load_estimator(tmp_path / "model")
 
 
 @pytest.mark.parametrize("lie", LIES)

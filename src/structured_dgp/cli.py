@@ -27,7 +27,9 @@ app.add_typer(commands.app, name="bench")
 app.command()(commands.report)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of everything random: the same seed gives the same numbers.")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=2**32 - 1, help="Of everything random: the same seed gives the same numbers.")
+]
 
 
 @app.command()
@@ -37,7 +39,7 @@ def fit(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Model file. [default: DATA.sdgp]")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; repeat for more.")] = None,
     skip_missing: Annotated[bool, typer.Option("--skip-missing", help="Leave out rows with missing values.")] = False,
-    classify: Annotated[bool, typer.Option("--classify", help="The target's numbers are names of classes.")] = False,
+    classify: Annotated[bool, typer.Option("--classify", help="The target's values are names of classes.")] = False,
     coupling: Annotated[str, typer.Option(help="star, mf, fc, stripes or arrow.")] = "star",
     layers: Annotated[int, typer.Option(help="Layers, output included; 1 is a sparse GP.")] = 3,
     width: Annotated[int, typer.Option(help="Latent GPs of each hidden layer.")] = 5,
@@ -62,8 +64,8 @@ def fit(
 ) -> None:
     """Train a model on a table and write it to a file.
 
-    All columns but the target are inputs. They must be numbers; scaling is done for you. Text in the target column
-    makes it a classification. With `--holdout 0.1`, a tenth of the rows is kept out and scored.
+    All columns but the target are inputs. They must be numbers; scaling is done for you. Words in the target column
+    make it a classification. With `--holdout 0.1`, a tenth of the rows is kept out and scored.
 
     Example: `sdgp fit concrete.csv --target strength --holdout 0.1`
     """
@@ -74,10 +76,12 @@ def fit(
     from structured_dgp.report import holdout_scores, write_pictures
 
     with sentences():
-        problem = load_problem(data, target, drop=drop or [], skip_missing=skip_missing, classify=classify)
+        problem = load_problem(data, target, drop=drop or [], skip_missing=skip_missing, classify=classify or None)
         train, test = problem.split(holdout, seed)
         output = data.with_suffix(".sdgp") if output is None else output
         check_output(output, {"table": data})
+        if plots is not None:
+            plots.mkdir(parents=True, exist_ok=True)
         as_coupling(coupling)  # refuses those that a model file cannot hold
         kind = DeepGPClassifier if problem.is_classification else DeepGPRegressor
         estimator = kind(
@@ -97,6 +101,7 @@ def fit(
         began = time.perf_counter()
         estimator.fit(train.x, train.y)
         facts: dict[str, Any] = {
+            "estimator": type(estimator).__name__,
             "rows": train.n_rows,
             "inputs": problem.x.column_names,
             "targets": target,
@@ -104,6 +109,8 @@ def fit(
             "elbo": estimator.elbo_,
             "seconds": round(time.perf_counter() - began, 1),
         }
+        if isinstance(estimator, DeepGPClassifier):
+            facts["n_classes"] = len(estimator.classes_)
         estimator.target_names_ = list(target)
         estimator.save(output)
         if test is not None:
@@ -118,7 +125,7 @@ def fit(
 def predict(
     model: Annotated[Path, typer.Argument(help="A model file.")],
     data: Annotated[Path, typer.Argument(help="A table with the columns of the model's inputs.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where predictions go: .csv or .parquet.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where predictions go: .csv, .tsv or .parquet.")],
     quantile: Annotated[list[float] | None, typer.Option(help="Quantiles to write. [default: 0.05 0.95]")] = None,
     keep: Annotated[list[str] | None, typer.Option(help="A column of the table to copy; repeat for more.")] = None,
     draws: Annotated[int | None, typer.Option(help="Draws of the hidden layers; fewer are faster.")] = None,
@@ -135,9 +142,11 @@ def predict(
     from structured_dgp.estimators import load_estimator
     from structured_dgp.files import check_output
     from structured_dgp.streaming import predict_table
+    from structured_dgp.tables import check_suffix
 
     with sentences():
         check_output(output, {"table": data, "model": model})
+        check_suffix(output)
         estimator = load_estimator(model)
         if draws is not None:
             estimator.n_draws = draws
@@ -184,8 +193,14 @@ def plot(
         if data is not None:
             if not estimator.target_names_:
                 raise InputError(f"{model.name} does not know the names of its targets: leave out the table.")
-            classify = isinstance(estimator, DeepGPClassifier)
-            judged = load_problem(data, estimator.target_names_, inputs=estimator.feature_names(), classify=classify)
+            classes = estimator.classes_ if isinstance(estimator, DeepGPClassifier) else None
+            judged = load_problem(
+                data,
+                estimator.target_names_,
+                inputs=estimator.feature_names(),
+                classify=classes is not None,
+                classes=classes,
+            )
         paths = write_pictures(estimator, output, judged)
     tell({"pictures": [str(path) for path in paths]}, as_json)
 

@@ -46,11 +46,20 @@ def tell(facts: dict[str, Any], as_json: bool) -> None:
         typer.echo(json.dumps(_without_nan(facts)))
         return
     table = RichTable(show_header=False, box=None, pad_edge=False)
-    for name, value in facts.items():
-        nested = value.items() if isinstance(value, dict) else [("", value)]
-        for inner, each in nested:
-            table.add_row(f"{name} {inner}".replace("_", " ").strip(), Text(_text(each)))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _flat(facts):
+        table.add_row(Text(name), Text(_text(value)))
     Console().print(table)
+
+
+def _flat(facts: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Facts inside of facts, with both names."""
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{name} ")
+        else:
+            yield before + name.replace("_", " "), value
 
 
 def _without_nan(value: Any) -> Any:

@@ -16,14 +16,14 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from structured_dgp.couplings import Coupling
 from structured_dgp.exceptions import InputError, ModelFileError
-from structured_dgp.initial import STARTS, KernelRule, initial_model
+from structured_dgp.initial import STARTS, KernelRule, as_count, initial_model, kernel_rule
 from structured_dgp.kernels import Kernel
 from structured_dgp.likelihoods import Bernoulli, Gaussian, Heteroscedastic, Likelihood, Poisson, Softmax, StudentT
 from structured_dgp.model import DRAWS, DeepGP
 from structured_dgp.precision import wide_scope
 from structured_dgp.prediction import Mixture
 from structured_dgp.saving import SavedEstimator, all_or_nothing, read_estimator
-from structured_dgp.scaling import Scaling, refuse_overflow
+from structured_dgp.scaling import Scaling, Units, refuse_overflow
 from structured_dgp.training import History, Settings, train
 from structured_dgp.training.settings import as_settings
 
@@ -42,8 +42,7 @@ JOINT_DRAWS = 128
 
 def layer_widths(n_layers: int, width: int | Sequence[int], n_outputs: int) -> tuple[int, ...]:
     """The widths of all layers, from one number for the hidden ones or one for each."""
-    if n_layers < 1:
-        raise InputError(f"n_layers must be at least 1; got {n_layers}.")
+    n_layers = as_count(n_layers, "n_layers")
     if isinstance(width, int | np.integer):
         return (int(width),) * (n_layers - 1) + (n_outputs,)
     if not isinstance(width, Sequence | np.ndarray):
@@ -130,6 +129,23 @@ class DeepGPEstimator(SavedEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
+    def _check_parameters(self) -> None:
+        """Refuse parameters of a type that cannot be used; their values are checked where they are."""
+        for name in ("n_layers", "n_inducing", "n_draws"):
+            as_count(getattr(self, name), name)
+        if self.max_steps is not None:
+            as_count(self.max_steps, "max_steps", 0)
+        kernel_rule(self.kernel, STARTS[self._start])
+        for name, kinds, wanted in (
+            ("validation_fraction", int | float | np.number, "a number between 0 and 1"),
+            ("settings", dict | None, "a dictionary such as {'learning_rate': 0.01}, or None"),
+            ("max_seconds", int | float | np.number | None, "a number of seconds, or None"),
+            ("checkpoint", str | Path | None, "the name of a folder, or None"),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kinds):
+                raise InputError(f"{name} must be {wanted}; got {value!r}.")
+
     def _training_settings(self, seed: int, n_rows: int) -> Settings:
         """The preset with all that was changed by name."""
         if self.early_stopping not in (True, False, "auto"):
@@ -168,6 +184,7 @@ class DeepGPEstimator(SavedEstimator):
 
     def _fit(self, x: np.ndarray, y: np.ndarray, likelihood: Likelihood) -> None:
         """Train on inputs in their own units and on targets as the likelihood wants them."""
+        self._check_parameters()
         seed = fit_seed(self.random_state, self.checkpoint)
         goes_on = self._goes_on
         if goes_on:
@@ -229,14 +246,14 @@ class DeepGPEstimator(SavedEstimator):
         check_is_fitted(self, "model_")
         x = validate_data(self, X, reset=False, dtype=np.float64, order="C")
         standard = self.x_scaling_.to_standard(x)
-        self.x_scaling_.warn_if_far(standard, self.feature_names())
+        Units(self.feature_names()).look_at(standard)
         return standard
 
     @wide_scope
     def sample_layers(self, X: Any, n_samples: int = 1, seed: int = 0) -> list[Float[np.ndarray, "S n _"]]:
         """Joint draws of what every layer hands on, (S, n, T_l), standardised; the last are the outputs."""
         x = self._joint_inputs(X)
-        draws = self.model_.sample_functions(x, jax.random.key(seed), n_samples)
+        draws = self.model_.sample_functions(x, jax.random.key(seed), as_count(n_samples, "n_samples"))
         return [np.asarray(layer, np.float64) for layer in draws]
 
     def _joint_inputs(self, X: Any) -> Float[np.ndarray, "n D"]:
@@ -310,7 +327,17 @@ class DeepGPRegressor(DistributionMixin, RegressorMixin, DeepGPEstimator):
         n_features_in_, feature_names_in_: as in scikit-learn.
     """
 
+    is_flat_: bool
     _own_facts = ("is_flat_",)
+
+    def _check_own(self, own: dict[str, Any]) -> None:
+        n_targets = self.model_.n_targets
+        if isinstance(self.model_.likelihood, Bernoulli | Softmax):
+            raise ValueError("its likelihood is one of classes, not of a regression.")
+        if not isinstance(own["is_flat_"], bool) or (own["is_flat_"] and n_targets > 1):
+            raise ValueError(f"'is_flat_' is {own['is_flat_']!r} with {n_targets} targets.")
+        if self.target_names_ is not None and len(self.target_names_) != n_targets:
+            raise ValueError(f"there are {len(self.target_names_)} names for {n_targets} targets.")
 
     def fit(self, X: Any, y: Any) -> DeepGPRegressor:
         """Train on X (n, D) and y, (n,) or (n, P). If it fails, the estimator is what it was before."""
@@ -347,7 +374,7 @@ class DeepGPRegressor(DistributionMixin, RegressorMixin, DeepGPEstimator):
     def predict_dist(self, X: Any) -> Mixture:
         """The distribution of y at each row: mean, var, quantile, log_prob, cdf, crps, interval, sample."""
         x = self._inputs(X)
-        mixture = self.model_.predict(x, self.n_draws)
+        mixture = self.model_.predict(x, as_count(self.n_draws, "n_draws"))
         if not isinstance(self.model_.likelihood, Poisson):
             mixture = mixture.rescale(self.y_scaling_.unit, self.y_scaling_.centre)
         return mixture.column(0) if self.is_flat_ else mixture
@@ -373,7 +400,7 @@ class DeepGPRegressor(DistributionMixin, RegressorMixin, DeepGPEstimator):
         x = self._joint_inputs(X)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         key, noise_key = jax.random.split(jax.random.key(seed))
-        functions = self.model_.sample_functions(x, key, n_samples)[-1]
+        functions = self.model_.sample_functions(x, key, as_count(n_samples, "n_samples"))[-1]
         y = np.asarray(self.model_.likelihood.sample(noise_key, functions), np.float64)
         y = y * self.y_scaling_.unit + self.y_scaling_.centre
         return y[..., 0].T if self.is_flat_ else np.moveaxis(y, 0, -1)
@@ -411,6 +438,15 @@ class DeepGPClassifier(ClassifierMixin, DeepGPEstimator):
     classes_: np.ndarray
     _own_facts = ("classes_",)
 
+    def _check_own(self, own: dict[str, Any]) -> None:
+        labels, n_targets = own["classes_"], self.model_.n_targets
+        if not isinstance(labels, np.ndarray) or n_targets != (1 if len(labels) == 2 else len(labels)):
+            raise ValueError(f"'classes_' are {labels!r}, but the model has {n_targets} targets.")
+        if len(labels) < 2 or not np.array_equal(np.unique(labels), labels):
+            raise ValueError(f"'classes_' are {labels!r}, not two or more different labels in order.")
+        if self.target_names_ is not None and len(self.target_names_) != 1:
+            raise ValueError(f"there are {len(self.target_names_)} names for one target.")
+
     def fit(self, X: Any, y: Any) -> DeepGPClassifier:
         """Train on X (n, D) and labels y (n,). If it fails, the estimator is what it was before."""
         with all_or_nothing(self):
@@ -436,7 +472,7 @@ class DeepGPClassifier(ClassifierMixin, DeepGPEstimator):
     def predict_proba(self, X: Any) -> Float[np.ndarray, "n C"]:
         """The probability of each class."""
         x = self._inputs(X)
-        p = np.array(self.model_.predict(x, self.n_draws).mean)
+        p = np.array(self.model_.predict(x, as_count(self.n_draws, "n_draws")).mean)
         p = np.concatenate([1.0 - p, p], axis=1) if len(self.classes_) == 2 else p
         return p / p.sum(axis=1, keepdims=True)
 

@@ -36,17 +36,38 @@ def check_output(output: str | Path, inputs: Mapping[str, str | Path]) -> None:
     for what, place in inputs.items():
         if path.resolve() == Path(place).resolve():
             raise InputError(f"the output would replace the {what} {path.name}: choose another name.")
-    if path.is_dir():
-        raise InputError(f"the output {path} is a folder: name a file.")
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {path.parent} for the output {path.name}.")
+    _refuse_special(path)
+    temporary = _temporary(path)
+    try:
+        temporary.open("wb").close()
+        temporary.unlink()
+    except OSError as error:
+        raise InputError(
+            f"the output {path.name} cannot be written to {path.parent} ({error.strerror}): choose another place."
+        ) from error
+
+
+def _temporary(path: Path) -> Path:
+    """The name under which a file is written."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _refuse_special(path: Path) -> None:
+    """Refuse a folder, a pipe or a device, whose place a file must not take."""
+    if path.is_dir():
+        raise InputError(f"the output {path} is a folder: name a file.")
+    if path.exists() and not path.is_file():
+        raise InputError(f"the output {path} is a pipe or a device, which a file would replace: name a file.")
 
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """A file to write to that takes the place of ``path`` at the end, or vanishes if something goes wrong."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    _refuse_special(path)
+    temporary = _temporary(path)
     try:
         with temporary.open("wb") as file:
             yield file
@@ -80,7 +101,10 @@ def read_contents(path: str | Path, error: type[StructuredDGPError]) -> Contents
         raise error(f"{path.name} is truncated or damaged, or no file of this library ({problem}).") from problem
     if "facts" not in metadata or metadata.get("sha256") != _digest(arrays, metadata["facts"]):
         raise error(f"{path.name} is damaged: its contents do not match its checksum.")
-    facts = json.loads(metadata["facts"])
+    try:
+        facts = json.loads(metadata["facts"])
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{path.name} is no file of this library: its header is not JSON ({problem}).") from problem
     if not isinstance(facts, dict):
         raise error(f"{path.name} is no file of this library: its header is not a table of facts.")
     return Contents(arrays, facts)

@@ -82,21 +82,32 @@ KernelRule: TypeAlias = Callable[[int, bool], Kernel]
 """Makes the kernel of a layer from the number of its inputs and whether it is the output layer."""
 
 
-def kernel_rule(kernel: str | Kernel | KernelRule, start: Start) -> KernelRule:
+def as_count(value: Any, name: str, least: int = 1) -> int:
+    """``value`` as a whole number that is large enough."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+        raise InputError(f"{name} must be a whole number; got {value!r}.")
+    if value < least:
+        raise InputError(f"{name} must be at least {least}; got {value}.")
+    return int(value)
+
+
+def kernel_rule(kernel: Any, start: Start) -> KernelRule:
     """How each layer gets its kernel: by name with the initial values of ``start``, one for all, or by a rule."""
     if isinstance(kernel, Kernel):
         return lambda n_inputs, is_output: kernel
-    if not isinstance(kernel, str):
+    if callable(kernel) and not isinstance(kernel, type):
         return kernel
-    if kernel not in KERNELS:
-        raise InputError(f"unknown kernel {kernel!r}: use one of {', '.join(map(repr, KERNELS))}, a Kernel, or a rule.")
+    if not isinstance(kernel, str) or kernel not in KERNELS:
+        raise InputError(
+            f"unknown kernel {kernel!r}: use one of {', '.join(map(repr, KERNELS))}, a Kernel such as RBF(1.0), or a "
+            "rule (n_inputs, is_output) -> Kernel."
+        )
     return lambda n_inputs, is_output: start.kernel(n_inputs, is_output, KERNELS[kernel])
 
 
 def initial_inducing(x: Float[np.ndarray, "n D"], n_inducing: int, seed: int = 0) -> Float[np.ndarray, "M D"]:
     """Centres of k-means, or all different rows when there are no more of these than ``n_inducing``."""
-    if n_inducing < 1:
-        raise InputError(f"n_inducing must be at least 1; got {n_inducing}.")
+    n_inducing = as_count(n_inducing, "n_inducing")
     rng = np.random.default_rng(seed)
     rows = x if len(x) <= KMEANS_ROWS else x[rng.choice(len(x), KMEANS_ROWS, replace=False)]
     different = np.unique(rows, axis=0)

@@ -222,8 +222,8 @@ def plot_lengthscales(
     model: DeepGP, axes: Axes | None = None, *, names: list[str] | None = None, layer: int = 0
 ) -> Axes:
     """One bar for each input of a layer: 1 / lengthscale, that is, how fast the functions change along it."""
-    axes = _axes(axes)
     lengthscale = np.asarray(lengthscale_of(model.layers[layer].kernel), np.float64)
+    axes = _axes(axes)
     n_inputs = model.layers[layer].inducing.shape[1]
     values = np.broadcast_to(1.0 / lengthscale, (n_inputs,))
     default = [f"x{index}" for index in range(n_inputs)] if layer == 0 else [f"GP {i}" for i in range(n_inputs)]

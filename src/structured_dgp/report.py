@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 
 from structured_dgp import metrics, plots
 from structured_dgp.estimators import DeepGPClassifier, DeepGPEstimator, DeepGPRegressor, noise_deviation
+from structured_dgp.exceptions import InputError, StructuredDGPWarning
 from structured_dgp.model_files import coupling_name
 from structured_dgp.posterior import Posterior
 from structured_dgp.problems import Problem
@@ -42,10 +44,15 @@ def model_facts(estimator: DeepGPEstimator) -> dict[str, Any]:
     return facts
 
 
-def holdout_scores(estimator: DeepGPEstimator, problem: Problem) -> dict[str, float]:
-    """How an estimator does on rows that it was not trained on."""
+def holdout_scores(estimator: DeepGPEstimator, problem: Problem) -> dict[str, Any]:
+    """How an estimator does on rows that it was not trained on; by name for several targets, whose units differ."""
     if isinstance(estimator, DeepGPRegressor):
-        return metrics.scores(estimator.predict_dist(problem.x), problem.y)
+        prediction = estimator.predict_dist(problem.x)
+        if estimator.is_flat_:
+            return metrics.scores(prediction, problem.y)
+        names = estimator.target_names_ or [f"y{p}" for p in range(problem.y.shape[1])]
+        scores = {name: metrics.scores(prediction.column(p), problem.y[:, p]) for p, name in enumerate(names)}
+        return {"targets": scores}
     assert isinstance(estimator, DeepGPClassifier)
     log_p = estimator.log_density(problem.x, problem.y)
     accuracy = float(np.mean(estimator.predict(problem.x) == problem.y))
@@ -53,11 +60,18 @@ def holdout_scores(estimator: DeepGPEstimator, problem: Problem) -> dict[str, fl
 
 
 def write_pictures(estimator: DeepGPEstimator, folder: Path, judged: Problem | None = None) -> list[Path]:
-    """Pictures of a fitted estimator, and of its predictions for ``judged``; returns their paths."""
+    """Pictures of a fitted estimator, and of its predictions for ``judged``; returns their paths.
+
+    A picture that there cannot be for this model is a warning.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, draw in pictures(estimator, judged).items():
-        figure = draw()
+        try:
+            figure = draw()
+        except InputError as error:
+            warnings.warn(f"there is no picture {name!r}: {error}", StructuredDGPWarning, stacklevel=2)
+            continue
         paths.append(folder / f"{name}.png")
         figure.savefig(paths[-1], dpi=130)
         plt.close(figure)
@@ -91,6 +105,7 @@ def pictures(estimator: DeepGPEstimator, judged: Problem | None = None) -> dict[
         def bands() -> Figure:
             grid = np.linspace(x.min(), x.max(), 300)[:, None]
             axes = plots.plot_prediction(grid, estimator.predict_dist(_like(judged, grid)), data=(x, targets))
+            axes.set(xlabel=judged.x.column_names[0], ylabel=(estimator.target_names_ or ["y"])[0])
             return _figure(axes)
 
         drawn["prediction"] = bands

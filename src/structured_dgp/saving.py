@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from structured_dgp.exceptions import InputError, ModelFileError
 from structured_dgp.files import Contents, read_contents, write_contents
+from structured_dgp.initial import as_count
 from structured_dgp.model import DeepGP
 from structured_dgp.model_files import describe, rebuild
 from structured_dgp.posterior import Posterior
@@ -25,6 +26,7 @@ from structured_dgp.scaling import Scaling
 from structured_dgp.training import History, Record
 
 FORMAT = 1
+LABEL_BYTES = 1 << 26  # that the labels of a classifier may take
 E = TypeVar("E", bound="SavedEstimator")
 
 
@@ -76,6 +78,10 @@ class SavedEstimator(PortableEstimator):
     _own_facts: ClassVar[tuple[str, ...]] = ()
     """Fitted attributes of a subclass that a model file holds beside the shared ones."""
 
+    def _check_own(self, own: dict[str, Any]) -> None:
+        """A ``ValueError`` if these attributes, read from a file, do not fit the model."""
+        raise NotImplementedError
+
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file: arrays and JSON, nothing that is run on loading.
 
@@ -124,27 +130,28 @@ class SavedEstimator(PortableEstimator):
                 raise ValueError(f"{name!r} is not the scaling of {sizes[name[0]]} columns.")
         self.x_scaling_ = Scaling(scaling["x.centre"], scaling["x.spread"])
         self.y_scaling_ = Scaling(scaling["y.centre"], scaling["y.spread"])
-        if facts["feature_names"] is not None:
-            if len(facts["feature_names"]) != self.n_features_in_:
-                raise ValueError(f"there are {len(facts['feature_names'])} feature names.")
-            self.feature_names_in_ = np.array(list(map(str, facts["feature_names"])), dtype=object)
+        names = facts["feature_names"]
+        if names is not None:
+            if not isinstance(names, list) or len(names) != self.n_features_in_:
+                raise ValueError(f"{names!r} are not the names of {self.n_features_in_} columns.")
+            self.feature_names_in_ = np.array(list(map(str, names)), dtype=object)
         names = facts["target_names"]
         self.target_names_ = None if names is None else list(map(str, names))
-        if names is not None and len(names) > sizes["y"]:
-            raise ValueError(f"there are {len(names)} target names.")
         self.n_steps_, self.elbo_ = int(facts["n_steps"]), float(facts["elbo"])
         self.history_ = History([Record.from_dict(record) for record in facts["history"]])
-        for name in self._own_facts:
-            setattr(self, name, _from_plain(facts["own"][name]))
+        own = {name: _from_plain(facts["own"][name]) for name in self._own_facts}
+        self._check_own(own)
+        for name, value in own.items():
+            setattr(self, name, value)
 
 
 def read_estimator(path: str | Path, kinds: dict[str, type[E]]) -> E:
     """The estimator in a model file, which is one of these kinds, after everything in it has been checked."""
     contents = read_contents(path, ModelFileError)
     facts, name = contents.facts, Path(path).name
-    if facts.get("estimator") not in kinds:
+    if str(facts.get("estimator")) not in kinds:
         raise ModelFileError(f"{name} is not a model file of this library.")
-    if not isinstance(facts.get("format"), int) or not 1 <= facts["format"] <= FORMAT:
+    if type(facts.get("format")) is not int or not 1 <= facts["format"] <= FORMAT:
         raise ModelFileError(
             f"{name} has format {facts.get('format')}, made by version {facts.get('library')}; this version reads "
             f"formats up to {FORMAT}: update the library."
@@ -153,6 +160,7 @@ def read_estimator(path: str | Path, kinds: dict[str, type[E]]) -> E:
         kind = kinds[facts["estimator"]]
         known = set(kind._get_param_names())
         estimator = kind(**{key: value for key, value in facts["parameters"].items() if key in known})
+        as_count(estimator.get_params()["n_draws"], "n_draws")
         estimator._take_over(contents)
     except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ModelFileError(f"{name} cannot be used: {error}") from error
@@ -199,7 +207,10 @@ def _to_plain(value: Any) -> Any:
 
 def _from_plain(value: Any) -> Any:
     if isinstance(value, dict):
-        if np.dtype(value["dtype"]).kind not in "biufUO":
-            raise ValueError(f"labels of type {value['dtype']}.")
-        return np.array(value["values"], dtype=value["dtype"])
+        kind, values = np.dtype(value["dtype"]), value["values"]
+        if kind.kind not in "biufUO" or len(values) * kind.itemsize > LABEL_BYTES:
+            raise ValueError(f"{len(values)} labels of type {kind}.")
+        if any(isinstance(label, list | dict) for label in values):
+            raise ValueError("its labels are not a list.")
+        return np.array(values, dtype=kind)
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from structured_dgp.exceptions import InputError, StructuredDGPWarning
 
 CONSTANT = 1e-12  # a column whose values differ by less than this fraction of their size is constant
-FAR = 100.0  # standard deviations; a column whose typical value is farther away is likely to have other units
+FAR = 30.0  # standard deviations; a column with at least half of its values farther away is likely to have other units
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,29 @@ class Scaling:
         """Standardised columns; whatever stands in a constant column becomes 0, as nothing is known about it."""
         return np.where(self.spread > 0.0, (table - self.centre) / self.unit, 0.0)
 
-    def warn_if_far(self, standard: Float[np.ndarray, "n D"], names: Sequence[str]) -> None:
-        """Warn of columns that are so far from the training data that their units must differ."""
-        distance = np.abs(np.median(standard, axis=0)) if len(standard) else np.zeros(standard.shape[1])
-        for column in np.flatnonzero(distance >= FAR).tolist():
-            warnings.warn(
-                f"column {names[column]!r} lies about {distance[column]:.0f} standard deviations from its values in "
-                "training: are its units the same?",
-                StructuredDGPWarning,
-                stacklevel=4,
-            )
+
+@dataclass
+class Units:
+    """Looks at a table piece by piece, and warns once of each column that is so far away that its units must differ."""
+
+    names: Sequence[str]
+    n_rows: int = 0
+    n_far: np.ndarray = field(default_factory=lambda: np.zeros((), int))
+    warned: set[str] = field(default_factory=set)
+
+    def look_at(self, standard: Float[np.ndarray, "n D"]) -> None:
+        """Warn if at least half of all rows so far, with these standardised ones, are far from the training data."""
+        self.n_rows += len(standard)
+        self.n_far = self.n_far + np.count_nonzero(np.abs(standard) >= FAR, axis=0)
+        for name, far in zip(self.names, 2 * self.n_far >= self.n_rows, strict=True):
+            if far and name not in self.warned:
+                self.warned.add(name)
+                warnings.warn(
+                    f"column {name!r} lies more than {FAR:.0f} standard deviations from its values in training in at "
+                    "least half of the rows: are its units the same?",
+                    StructuredDGPWarning,
+                    stacklevel=4,
+                )
 
 
 def refuse_overflow(scaling: Scaling, name: str) -> None:

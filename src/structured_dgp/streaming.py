@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from structured_dgp.estimators import DeepGPClassifier, DeepGPEstimator, DeepGPRegressor
-from structured_dgp.exceptions import InputError
+from structured_dgp.exceptions import InputError, StructuredDGPWarning
 from structured_dgp.files import check_output
-from structured_dgp.tables import as_numbers, stream_table, table_writer
+from structured_dgp.scaling import Units
+from structured_dgp.tables import as_matrix, as_numbers, check_suffix, stream_table, table_writer
 
 ROWS = 8192  # predicted at a time
 
@@ -33,35 +36,48 @@ def predict_table(
     if not features:
         raise InputError("the model does not know the names of its inputs: fit it on a table with column names.")
     check_output(output, {"table": data})
-    done = 0
-    pieces = stream_table(data, features, keep)
+    check_suffix(output)
+    # what is asked for twice is written once
+    quantiles, keep = list(dict.fromkeys(quantiles)), list(dict.fromkeys(keep))
+    pieces = predicted_pieces(estimator, stream_table(data, features, keep), features, quantiles, keep)
     first = next(pieces, None)
     if first is None:
         raise InputError(f"{Path(data).name} has no rows.")
-    schema = predicted(estimator, first.slice(0, 1), features, quantiles, keep, 0).schema
-    with table_writer(output, schema) as writer:
-        piece: pa.Table | None = first
-        while piece is not None:
-            for start in range(0, piece.num_rows, ROWS):
-                rows = piece.slice(start, ROWS)
-                writer.write_table(predicted(estimator, rows, features, quantiles, keep, done))
-                done += rows.num_rows
-                report(done)
-            piece = next(pieces, None)
+    done = 0
+    with table_writer(output, first.schema) as writer:
+        for piece in chain([first], pieces):
+            writer.write_table(piece)
+            done += piece.num_rows
+            report(done)
     return done
 
 
-def predicted(
+def predicted_pieces(
     estimator: DeepGPEstimator,
-    rows: pa.Table,
+    pieces: Iterator[pa.Table],
     features: Sequence[str],
     quantiles: Sequence[float],
     keep: Sequence[str],
-    first_row: int,
+) -> Iterator[pa.Table]:
+    """The output, some rows at a time; a column in other units is a warning once."""
+    done, units = 0, Units(features)
+    for piece in pieces:
+        for start in range(0, piece.num_rows, ROWS):
+            rows = piece.slice(start, ROWS)
+            x = as_numbers(rows.select(list(features)), done + 1)
+            units.look_at(estimator.x_scaling_.to_standard(as_matrix(x)))
+            with warnings.catch_warnings():  # of the estimator, which sees these rows only
+                warnings.filterwarnings("ignore", "column .* standard deviations", StructuredDGPWarning)
+                table = predicted(estimator, x, quantiles, {name: rows[name] for name in keep})
+            yield table
+            done += rows.num_rows
+
+
+def predicted(
+    estimator: DeepGPEstimator, x: pa.Table, quantiles: Sequence[float], kept: Mapping[str, pa.ChunkedArray]
 ) -> pa.Table:
     """The columns of the output for some rows."""
-    x = as_numbers(rows.select(list(features)), first_row + 1)
-    columns = {name: rows[name] for name in keep}
+    columns = dict(kept)
     taken = set(columns)
 
     def add(name: str, values: np.ndarray) -> None:

@@ -20,12 +20,21 @@ from structured_dgp.files import replacing
 
 BLOCK_BYTES = 4 << 20  # of CSV text read at a time
 BLOCK_ROWS = 65_536  # of Parquet read at a time
+HEADER_BYTES = 1 << 20  # that are searched for the end of the header
 SEPARATORS = (",", ";", "\t")
-MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
+MISSING = (*csv.ConvertOptions().null_values, "<NA>", "None", "?")
+NUMBER = r"(?i)^\s*[+-]?(\d+\.?\d*|\.\d+|inf(inity)?)(e[+-]?\d+)?\s*$"
+WRITTEN = (".csv", ".tsv", ".txt", ".parquet", ".pq")  # suffixes of tables that can be written
 
 
 def is_parquet(path: str | Path) -> bool:
     return Path(path).suffix.lower() in (".parquet", ".pq")
+
+
+def check_suffix(path: str | Path) -> None:
+    """Refuse to write a table under a name that says something else."""
+    if Path(path).suffix.lower() not in WRITTEN:
+        raise InputError(f"a table cannot be written to {Path(path).name}: end its name in {', '.join(WRITTEN)}.")
 
 
 @contextmanager
@@ -55,25 +64,38 @@ def column_names(path: str | Path) -> list[str]:
 
 
 def _parse_options(path: Path) -> csv.ParseOptions:
-    """The separator is the one of ``SEPARATORS`` that occurs most often in the first line."""
-    with path.open("rb") as file:
-        first = file.readline(1 << 20).decode("utf-8", errors="replace")
-    return csv.ParseOptions(delimiter=max(SEPARATORS, key=first.count))
+    """The separator is the one of ``SEPARATORS`` that occurs most often in the first line, outside of quotes."""
+    with pa.input_stream(path) as file:  # unpacks what is compressed
+        start = file.read(HEADER_BYTES).decode("utf-8-sig", errors="replace")
+    lines = re.sub(r'(^|[,;\t])"([^"]|"")*"', r"\1name", start).splitlines()
+    first = next(filter(None, lines), "")
+    separator = max(SEPARATORS, key=first.count)
+    # in a single column, an empty line after the header is a missing value
+    return csv.ParseOptions(delimiter=separator, ignore_empty_lines=separator in first or first not in lines[:1])
 
 
-def read_table(path: str | Path) -> pa.Table:
-    """A whole table."""
+def read_table(path: str | Path, text: Sequence[str] = ()) -> pa.Table:
+    """A whole table; the columns ``text`` as they are written."""
     path = Path(path)
-    column_names(path)  # refuses names that occur twice
+    require_columns(column_names(path), text, path.name)
     with _named_errors(path):
         if is_parquet(path):
             table = parquet.read_table(path)
+            for name in text:
+                table = table.set_column(table.column_names.index(name), name, table[name].cast(pa.string()))
         else:
-            options = csv.ConvertOptions(null_values=MISSING, strings_can_be_null=True)
+            types = dict.fromkeys(text, pa.string())
+            options = csv.ConvertOptions(null_values=MISSING, strings_can_be_null=True, column_types=types)
             table = csv.read_csv(path, parse_options=_parse_options(path), convert_options=options)
     if table.num_rows == 0:
         raise InputError(f"{path.name} has no rows.")
     return table
+
+
+def index_columns(table: pa.Table) -> list[str]:
+    """The columns that hold the row index of a pandas frame; it writes them to Parquet files."""
+    told = (table.schema.pandas_metadata or {}).get("index_columns", [])
+    return [name for name in table.column_names if name in told or re.fullmatch(r"__index_level_\d+__", name)]
 
 
 def stream_table(path: str | Path, numbers: Sequence[str], kept: Sequence[str] = ()) -> Iterator[pa.Table]:
@@ -125,6 +147,34 @@ def is_text(column: pa.ChunkedArray) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
+def looks_numeric(column: pa.ChunkedArray) -> bool:
+    """Whether most values of a column of text are numbers, with or without commas in them."""
+    numbers = _is_number(pc.replace_substring(column.cast(pa.string()), ",", ""))
+    return 2 * pc.sum(numbers, min_count=0).as_py() > len(column) - column.null_count
+
+
+def first_word(column: pa.ChunkedArray) -> tuple[int, str]:
+    """The place of the first value of a column of text that is not a number, and that value."""
+    words = pc.invert(pc.fill_null(_is_number(column), True))
+    place = max(pc.index(words, True).as_py(), 0)
+    return place, str(column[place].as_py())
+
+
+def _is_number(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.match_substring_regex(column.cast(pa.string()), NUMBER)
+
+
+def refuse_text(table: pa.Table, first_row: int = 1, has_options: bool = False) -> None:
+    """Raise an error that names a column of text and its first value that is not a number; see ``as_numbers``."""
+    for name in table.column_names:
+        if is_text(table[name]):
+            place, word = first_word(table[name])
+            raise InputError(
+                f"column {name!r} holds text ({word!r} in data row {first_row + place}): "
+                f"{f'leave it out (--drop {name}), or ' if has_options else ''}write it as numbers."
+            )
+
+
 def as_numbers(table: pa.Table, first_row: int = 1, has_options: bool = False) -> pa.Table:
     """Every column as float64; an error that names the column and the row for text and for missing values.
 
@@ -132,17 +182,12 @@ def as_numbers(table: pa.Table, first_row: int = 1, has_options: bool = False) -
         first_row: the number of the first row, for the error; rows of data are counted from 1.
         has_options: whether rows and columns can be left out with ``--skip-missing`` and ``--drop``.
     """
+    refuse_text(table, first_row, has_options)
     columns: dict[str, Any] = {}
     for name in table.column_names:
         column = table[name]
-        if is_text(column):
-            example = next((value.as_py() for value in column if value.is_valid), "")
-            raise InputError(
-                f"column {name!r} holds text ({example!r}): "
-                f"{f'leave it out (--drop {name}), or ' if has_options else ''}write it as numbers."
-            )
         try:
-            numbers = column.cast(pa.float64())
+            numbers = column.cast(pa.float64(), safe=False)  # long integers are rounded, as in a CSV file
         except pa.ArrowException as error:
             raise InputError(f"column {name!r} holds {column.type}, not numbers: leave it out.") from error
         missing = np.flatnonzero(~np.isfinite(numbers.to_numpy()))
@@ -182,7 +227,13 @@ class Writer(Protocol):
 def table_writer(path: str | Path, schema: pa.Schema) -> Iterator[Writer]:
     """Writes pieces of a table to a file that appears under its name when it is complete."""
     path = Path(path)
+    check_suffix(path)
+    options = csv.WriteOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
     with replacing(path) as file:
-        opened = parquet.ParquetWriter(file, schema) if is_parquet(path) else csv.CSVWriter(file, schema)
+        opened = (
+            parquet.ParquetWriter(file, schema)
+            if is_parquet(path)
+            else csv.CSVWriter(file, schema, write_options=options)
+        )
         with opened as writer:
             yield writer
