@@ -29,7 +29,7 @@ from structured_dgp.families import Normal
 from structured_dgp.kernels import RBF, Matern52
 from structured_dgp.likelihoods import StudentT
 from structured_dgp.scaling import Scaling
-from structured_dgp.training import train
+from structured_dgp.training import PRESETS, train
 
 SMALL: dict[str, Any] = {"width": 1, "n_inducing": 8, "max_steps": 60, "random_state": 0, "precision": "float64"}
 REGRESSOR = DeepGPRegressor(n_layers=2, **SMALL)
@@ -61,7 +61,7 @@ def test_it_is_the_functional_model_on_standardised_data(fitted: DeepGPRegressor
     x, y = (X - X.mean(0)) / X.std(0), (Y - Y.mean()) / Y.std()
     seed = int(np.random.RandomState(0).randint(2**31 - 1))
     model = initial_model(x, "star", (1, 1), 8, seed=seed)
-    trained = train(model, x, y, max_steps=200, seed=seed).model
+    trained = train(model, x, y, max_steps=200, seed=seed, n_samples=PRESETS["default"].n_samples).model
     expected = trained.predict(x[:9])
     found = fitted.predict_dist(X[:9])
     np.testing.assert_allclose(found.mean, expected.mean[:, 0] * Y.std() + Y.mean(), rtol=1e-9)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -578,6 +579,15 @@ def test_an_interrupted_run_has_saved_where_it_was(tmp_path: Path) -> None:
     assert_same(resumed, train(small_model(), X, Y, **options).model)
 
 
+@pytest.fixture
+def terminal() -> Iterator[None]:
+    """Ctrl-C means what it means in a terminal, also where the tests were started with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("terminal")
 def test_ctrl_c_inside_a_compiled_call_loses_nothing(tmp_path: Path, monkeypatch: Any) -> None:
     """The call has already taken the state's memory; between two records, means of the steps are under way."""
     options = {**QUICK, "score_every": 20}
@@ -608,6 +618,7 @@ def test_ctrl_c_inside_a_compiled_call_loses_nothing(tmp_path: Path, monkeypatch
     np.testing.assert_array_equal(resumed.history["elbo"], whole.history["elbo"])
 
 
+@pytest.mark.usefixtures("terminal")
 def test_who_presses_ctrl_c_twice_does_not_wait() -> None:
     done: list[int] = []
 
