@@ -190,7 +190,9 @@ def plot_covariance(
     top = float(np.quantile(np.abs(matrix), 0.999)) or 1.0
     image = axes.imshow(matrix, cmap="RdBu_r", norm=SymLogNorm(1e-3 * top, vmin=-top, vmax=top), interpolation="none")
     _layer_lines(axes, model.posterior)
-    axes.figure.colorbar(image, ax=axes, shrink=0.8)
+    # powers of ten, but for those so close to zero that their names would lie on its name
+    powers = 10.0 ** np.arange(np.ceil(np.log10(4e-3 * top)), np.floor(np.log10(top)) + 1)
+    axes.figure.colorbar(image, ax=axes, shrink=0.8, ticks=[*-powers[::-1], 0.0, *powers])
     axes.set_title(what)
     return axes
 
