@@ -159,7 +159,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "fc": lambda **options: DeepGPRegressor("fc", **options),
     "chain": lambda **options: DeepGPRegressor("chain", **options),
     "fc_sampled": lambda settings=None, **options: DeepGPRegressor(
-        "fc", settings={"inducing": "sampled", **(settings or {})}, **options
+        "fc", settings={"inducing": "sampled", "n_samples": 5, **(settings or {})}, **options
     ),
     "sghmc": SGHMCRegressor,
     "boosting": QuantileBoostingRegressor,
