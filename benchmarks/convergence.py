@@ -36,6 +36,9 @@ SAMPLES = 5
 LEADING = ("natural", "analytic")
 """Drawn with a thicker line."""
 
+PAPER = {"optimizer": "adam", "memory": 0.999, "surge": None, "relative": False, "antithetic": False}
+"""Adam as the paper has it."""
+
 Curve = dict[str, list[float]]
 
 
@@ -84,7 +87,7 @@ def optimisers(
     for rate in RATES:
         wanted[f"adam {rate}"] = (
             paper_steps if rate == RATES[0] else steps,
-            {"optimizer": "adam", "learning_rate": rate, "memory": 0.999, "surge": None},
+            {**PAPER, "learning_rate": rate},
         )
     runs: dict[str, Curve] = {}
     for label, (n_steps, changes) in wanted.items():
@@ -137,8 +140,8 @@ def estimators(split: Split, start: DeepGP, name: str, steps: int) -> dict[str, 
     curves, noise = {}, {"start": gradient_noise(start, split)}
     limits: dict[str, Any] = {"max_steps": steps}
     for label, inducing in ESTIMATED.items():
-        options = {"score_every": EVERY, "inducing": inducing, "optimizer": "adam", **limits}
-        trained = train(start, split.x, split.y, learning_rate=0.01, memory=0.999, surge=None, **options)
+        options = {**PAPER, "learning_rate": 0.01, "score_every": EVERY, "inducing": inducing, **limits}
+        trained = train(start, split.x, split.y, **options)
         curves[label] = curve(trained)
         what = f"{trained.steps} steps, {trained.seconds:.0f} s"
         print(f"{name} {label}: ELBO {curves[label]['elbo'][-1]:.1f} after {what}", flush=True)

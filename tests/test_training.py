@@ -30,7 +30,7 @@ from structured_dgp.training import loop as training_loop
 from structured_dgp.training.checkpoint import list_checkpoints, read_checkpoint
 from structured_dgp.training.loop import holdout_rows
 from structured_dgp.training.progress import Display
-from structured_dgp.training.step import Minibatches, compile_steps, initial_state
+from structured_dgp.training.step import ESTIMATES, Minibatches, compile_steps, initial_state
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((60, 2))
@@ -94,6 +94,50 @@ def test_training_raises_the_elbo(optimizer: str, coupling: str) -> None:
     assert after > before + 20.0
     assert trained.reason == "max_steps"
     assert trained.steps == 60
+
+
+@jax.enable_x64(True)
+@pytest.mark.parametrize("n_samples", [1, 2, 5])
+def test_antithetic_samples_come_in_pairs_of_opposite_noise(n_samples: int) -> None:
+    model, key = small_model(), jax.random.key(3)
+    half = np.asarray(jax.random.normal(key, (n_samples - n_samples // 2, len(X), 2)))
+    pairs = [sign * draw for draw in half[: n_samples // 2] for sign in (1.0, -1.0)] + list(half[n_samples // 2 :])
+    expected = np.mean([model.elbo(X, Y, eps=draw[None]) + model.kl() for draw in pairs])
+    found = ESTIMATES["antithetic"](model, jnp.asarray(X), jnp.asarray(Y), key, n_samples)
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+@jax.enable_x64(True)
+def test_antithetic_samples_estimate_the_same_bound_with_less_variance() -> None:
+    model = train(small_model(), X, Y, max_steps=60).model
+    keys = jax.random.split(jax.random.key(0), 300)
+    x, y = jnp.asarray(X), jnp.asarray(Y)
+    independent, pairs = (
+        np.asarray(jax.lax.map(lambda key, e=ESTIMATES[name]: e(model, x, y, key, 2), keys))
+        for name in ("marginalised", "antithetic")
+    )
+    error = np.sqrt((independent.var() + pairs.var()) / len(keys))
+    assert abs(independent.mean() - pairs.mean()) < 4.0 * error
+    assert pairs.var() < 0.5 * independent.var()
+
+
+@pytest.mark.parametrize(
+    ("changes", "estimate"),
+    [({}, "antithetic"), ({"antithetic": False}, "marginalised"), ({"inducing": "sampled"}, "sampled")],
+)
+def test_the_estimate_of_the_settings_is_the_one_compiled(
+    changes: dict[str, Any], estimate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = []
+
+    def recording(*arguments: Any, **named: Any) -> Any:
+        compiled.append(named["estimate"])
+        return compile_steps(*arguments, **named)
+
+    monkeypatch.setattr(training_loop, "compile_steps", recording)
+    train(small_model(), X, Y, max_steps=1, **changes)
+    assert compiled == [estimate]
+    assert Settings(**changes).estimate == estimate
 
 
 def test_a_run_compiles_once_and_runs_of_the_same_shape_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,6 +390,8 @@ def test_training_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"max_steps": -1}, "max_steps must not be negative"),
         ({"rush_steps": -1}, "rush_steps must not be negative"),
+        ({"natural_rate": None}, "natural_rate must be a positive number"),
+        ({"rush": None}, "rush must be a number that is at least 1"),
         ({"rush": 0.5}, "rush must be a number that is at least 1"),
         ({"rush_radius": np.inf}, "rush_radius must be a number that is at least 1"),
         ({"max_seconds": 0.0}, "max_seconds must be positive, or None"),
@@ -367,13 +413,21 @@ def test_the_rush_is_over_soon_and_is_for_natural_gradients_only() -> None:
     adam, natural = settings.rates()
     np.testing.assert_allclose([adam(0), adam(50), adam(100), adam(5000)], [0.03, 0.02, 0.015, 0.01])
     assert natural(0) == natural(50)
-    radius = settings.radii()
+    radius = settings.radii(60)
     assert callable(radius)
     np.testing.assert_allclose([radius(0), radius(50), radius(5000)], [10.0, 6.0, 2.0])
-    assert settings.changed(retraction="linear", radius=1.0).radii() == 1.0
-    assert settings.changed(rush_steps=0).radii() == 2.0
+    assert settings.changed(retraction="linear", radius=1.0).radii(60) == 1.0
+    assert settings.changed(rush_steps=0).radii(60) == 2.0
+    by_rows = settings.changed(rush_radius=None)
+    np.testing.assert_allclose([by_rows.radii(7500)(0), by_rows.radii(7500)(50)], [20.0, 11.0])
+    assert by_rows.radii(60) == 2.0
     for steady in (settings.changed(rush_steps=0), settings.changed(optimizer="adam")):
         assert float(steady.rates()[0](0)) == pytest.approx(0.01)
+
+
+def test_the_rate_that_is_left_open_depends_on_the_optimiser() -> None:
+    assert float(Settings(rush_steps=0).rates()[0](0)) == pytest.approx(0.04)
+    assert float(Settings(optimizer="adam").rates()[0](0)) == pytest.approx(0.02)
 
 
 def test_an_unknown_preset_is_refused() -> None:

@@ -31,10 +31,6 @@ E = TypeVar("E", bound="DeepGPEstimator")
 
 STOPPING_ROWS = 200
 """From this many rows on, a tenth of them can say when to stop."""
-RUSH_ROWS = 2000
-"""From this many rows on, training hurries at first,"""
-RUSH_STEPS = 100
-"""with half of the hurry gone after so many steps: a posterior that has seen more rows has a longer way to go."""
 JOINT_ROWS = 5000
 """Rows that can be drawn jointly: each draw factorises a matrix of this size for every layer."""
 JOINT_DRAWS = 128
@@ -169,8 +165,8 @@ class DeepGPEstimator(SavedEstimator):
             changes["max_steps"] = plain.max_steps if preset.refit else preset.max_steps
         given = {"optimizer": self.optimizer, "max_steps": self.max_steps, "max_seconds": self.max_seconds}
         changes |= {name: value for name, value in given.items() if value is not None}
-        if n_rows >= RUSH_ROWS and preset.optimizer == "natural" and not self._goes_on:
-            changes["rush_steps"] = RUSH_STEPS
+        if self._goes_on:
+            changes["rush_steps"] = 0
         return preset.changed(**{"seed": seed, **changes, **(self.settings or {})})
 
     @property

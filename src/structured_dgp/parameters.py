@@ -36,15 +36,19 @@ class Positive(eqx.Module):
             raise InputError(f"{name} must be finite and larger than {FLOOR:g}; got {number}.")
         if scalar and number.ndim:
             raise InputError(f"{name} must be a single number; got an array of shape {number.shape}.")
-        above = number - FLOOR
-        # softplus⁻¹(a) = a + log(1 - exp(-a)), accurate for small and for large a
-        self.raw = as_array(above + np.log(-np.expm1(-above)))
+        self.raw = as_array(inverse_softplus(number - FLOOR, np))
 
     @property
     @wide_scope
     def value(self) -> Float[Array, "..."]:
         raw = self.raw if self.trainable else jax.lax.stop_gradient(self.raw)
         return jax.nn.softplus(raw) + FLOOR
+
+
+def inverse_softplus(a: Any, xp: Any = jnp) -> Any:
+    """The number whose softplus is ``a`` > 0, computed by JAX, or by another module such as NumPy."""
+    # a + log(1 - exp(-a)), accurate for small and for large a
+    return a + xp.log(-xp.expm1(-a))
 
 
 class Constant(eqx.Module):

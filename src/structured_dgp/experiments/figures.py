@@ -117,7 +117,9 @@ def convergence_figure(drawing: Drawing) -> Figure:
         "optimizer": "adam",
         "learning_rate": 0.01,
         "memory": 0.999,
+        "relative": False,
         "surge": None,
+        "antithetic": False,
         "score_every": max(1, min(25, steps // 4)),
     }
     limits: dict[str, Any] = {"max_steps": steps}

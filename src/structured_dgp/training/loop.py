@@ -160,7 +160,7 @@ class _Run:
         self.x, self.y = (jnp.asarray(part, model.dtype) for part in (x, y))
         self.x_score, self.y_score = x[score_rows], y[score_rows]
         self.batches = Minibatches(len(self.train_rows), settings.batch_size, settings.seed)
-        optimizer = settings.make_optimizer()
+        optimizer = settings.make_optimizer(len(x))
         self.adam_rate, self.natural_rate = settings.rates()
         self.state = initial_state(model, optimizer)
         self.compiled = compile_steps(
@@ -170,7 +170,7 @@ class _Run:
             n_data=len(self.train_rows),
             chunk=CHUNK,
             max_failures=settings.max_failures,
-            inducing=settings.inducing,
+            estimate=settings.estimate,
         )
         self.key = jax.random.key(settings.seed)
         self.history = History()

@@ -16,7 +16,13 @@ from structured_dgp.model import DeepGP
 from structured_dgp.posterior import Posterior
 from structured_dgp.training.clipping import clip_surges
 from structured_dgp.training.natural import check_radius, natural_gradient
+from structured_dgp.training.relative import relative_steps
 from structured_dgp.validation import changed
+
+RATES = {"natural": 0.04, "adam": 0.02}
+"""Adam's rate, where none is given, by optimiser."""
+RUSH_ROWS = 75
+"""With this many rows, the trust region does not rush; with a hundred times as many, it starts ten times as large."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +31,16 @@ class Settings:
 
     Attributes:
         optimizer: ``"natural"`` (natural gradients on the posterior, Adam on the rest) or ``"adam"`` on everything.
-        learning_rate: of Adam.
+        learning_rate: of Adam; None for 0.04 beside natural gradients and 0.02 on everything.
         memory: β₂ of Adam, how long it remembers the size of gradients.
+        relative: Adam changes positive parameters by factors instead of by amounts.
         natural_rate: ρ of the natural gradient; 1 would jump to the optimum of a quadratic.
         radius: trust region of a natural step, in Fisher norm.
-        rush_steps: with natural gradients, a run can hurry at first; half of it is gone after this many steps. 0: none.
+        rush_steps: with natural gradients, a run hurries at first; half of it is gone after this many steps. 0: it does
+            not, as is best for a model that is trained already.
         rush: in the first step, Adam's rate is this many times as large,
-        rush_radius: and so is the radius this many times; not that of the linear retraction, which has a limit.
+        rush_radius: and so is the radius this many times; not that of the linear retraction, which has a limit. None:
+            ``√(rows / RUSH_ROWS)`` times, at least once, because more rows pull the posterior further from its start.
         retraction: see :func:`~structured_dgp.training.natural.natural_gradient`.
         decay: both rates are multiplied by this every ``decay_steps`` steps, gradually or, with ``staircase``, at once.
         clip: largest norm of the gradient that Adam sees; None for no limit.
@@ -42,6 +51,7 @@ class Settings:
         plateau: or when the smoothed ELBO per row has grown by less than this over the last quarter of the steps.
         batch_size: rows of a minibatch; all rows at once when there are no more.
         n_samples: R, Monte-Carlo samples of each row.
+        antithetic: if the inducing outputs are marginalised, samples come in pairs of opposite noise: less variance.
         inducing: the inducing outputs are ``"marginalised"`` analytically, or ``"sampled"``, one draw for each of the R
             samples, shared by all rows: the same bound on average, with more noise.
         holdout: fraction of the rows that are kept out of training to score it; 0 for none.
@@ -56,13 +66,14 @@ class Settings:
     """
 
     optimizer: str = "natural"
-    learning_rate: float = 0.02
+    learning_rate: float | None = None
     memory: float = 0.99
+    relative: bool = True
     natural_rate: float = 0.1
     radius: float = 2.0
-    rush_steps: int = 0
+    rush_steps: int = 100
     rush: float = 4.0
-    rush_radius: float = 10.0
+    rush_radius: float | None = None
     retraction: str = "conjugate"
     decay: float = 0.98
     decay_steps: int = 1000
@@ -75,6 +86,7 @@ class Settings:
     plateau: float | None = None
     batch_size: int = 512
     n_samples: int = 5
+    antithetic: bool = True
     inducing: str = "marginalised"
     holdout: float = 0.0
     holdout_rows: int = 1000
@@ -88,7 +100,8 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("learning_rate", "natural_rate", "decay"):
             value = getattr(self, name)
-            if not (np.isfinite(value) and value > 0.0):
+            is_left_open = value is None and name == "learning_rate"
+            if not is_left_open and not (value is not None and np.isfinite(value) and value > 0.0):
                 raise InputError(f"{name} must be a positive number; got {value}.")
         for name in (
             "decay_steps",
@@ -103,7 +116,8 @@ class Settings:
                 raise InputError(f"{name} must be at least 1; got {getattr(self, name)}.")
         for name in ("rush", "rush_radius"):
             value = getattr(self, name)
-            if not (np.isfinite(value) and value >= 1.0):
+            is_left_open = value is None and name == "rush_radius"
+            if not is_left_open and not (value is not None and np.isfinite(value) and value >= 1.0):
                 raise InputError(f"{name} must be a number that is at least 1; got {value}.")
         for name in ("max_steps", "min_steps", "rush_steps"):
             if getattr(self, name) < 0:
@@ -116,7 +130,7 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InputError(f"{name} must be positive, or None; got {value}.")
-        if self.optimizer not in ("natural", "adam"):
+        if self.optimizer not in RATES:
             raise InputError(f"unknown optimizer {self.optimizer!r}: use 'natural' or 'adam'.")
         if self.inducing not in ("marginalised", "sampled"):
             raise InputError(f"unknown inducing {self.inducing!r}: use 'marginalised' or 'sampled'.")
@@ -133,18 +147,25 @@ class Settings:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def estimate(self) -> str:
+        """How the data term is estimated, by the name that it has in ``training.step``."""
+        return "antithetic" if self.antithetic and self.inducing == "marginalised" else self.inducing
+
     def rates(self) -> tuple[optax.Schedule, optax.Schedule]:
         """Adam's rate and the natural rate as functions of the step."""
+        beside = RATES[self.optimizer] if self.learning_rate is None else self.learning_rate
         adam, natural = (
             optax.exponential_decay(rate, self.decay_steps, self.decay, staircase=self.staircase)
-            for rate in (self.learning_rate, self.natural_rate)
+            for rate in (beside, self.natural_rate)
         )
         hurry = self._hurry(self.rush)
         return (adam if hurry is None else lambda step: adam(step) * hurry(step)), natural
 
-    def radii(self) -> float | optax.Schedule:
+    def radii(self, n_rows: int) -> float | optax.Schedule:
         """The trust region, a number or a function of the step."""
-        hurry = None if self.retraction == "linear" else self._hurry(self.rush_radius)
+        first = max(1.0, (n_rows / RUSH_ROWS) ** 0.5) if self.rush_radius is None else self.rush_radius
+        hurry = None if self.retraction == "linear" else self._hurry(first)
         return self.radius if hurry is None else lambda step: self.radius * hurry(step)
 
     def _hurry(self, first: float) -> optax.Schedule | None:
@@ -153,15 +174,17 @@ class Settings:
             return None
         return lambda step: 1.0 + (first - 1.0) * jnp.exp2(-step / self.rush_steps)
 
-    def make_optimizer(self) -> optax.GradientTransformationExtraArgs:
+    def make_optimizer(self, n_rows: int) -> optax.GradientTransformationExtraArgs:
         """The Optax optimiser for the trainable part of a model; the same object for the same values."""
-        return _optimizer(Settings(**{name: getattr(self, name) for name in OPTIMIZER_SETTINGS}))
+        by_rows = n_rows if self.rush_radius is None and self.rush_steps and self.optimizer == "natural" else 0
+        return _optimizer(Settings(**{name: getattr(self, name) for name in OPTIMIZER_SETTINGS}), by_rows)
 
 
 OPTIMIZER_SETTINGS = (
     "optimizer",
     "learning_rate",
     "memory",
+    "relative",
     "natural_rate",
     "radius",
     "rush_steps",
@@ -178,7 +201,7 @@ OPTIMIZER_SETTINGS = (
 
 
 @functools.lru_cache(maxsize=32)
-def _optimizer(settings: Settings) -> optax.GradientTransformationExtraArgs:
+def _optimizer(settings: Settings, n_rows: int) -> optax.GradientTransformationExtraArgs:
     adam_rate, natural_rate = settings.rates()
     parts = [optax.adam(adam_rate, b2=settings.memory)]
     if settings.surge is not None:
@@ -186,9 +209,11 @@ def _optimizer(settings: Settings) -> optax.GradientTransformationExtraArgs:
     if settings.clip is not None:
         parts.insert(0, optax.clip_by_global_norm(settings.clip))
     adam = optax.chain(*parts)
+    if settings.relative:
+        adam = relative_steps(adam)
     if settings.optimizer == "adam":
         return optax.with_extra_args_support(adam)
-    natural = natural_gradient(natural_rate, settings.radii(), settings.retraction)
+    natural = natural_gradient(natural_rate, settings.radii(n_rows), settings.retraction)
     return optax.partition({"natural": natural, "adam": adam}, _labels)
 
 
@@ -208,6 +233,7 @@ PRESETS: dict[str, Settings] = {
         optimizer="adam",
         learning_rate=0.005,
         memory=0.999,
+        relative=False,
         surge=None,
         decay=0.98,
         decay_steps=1000,
@@ -218,6 +244,7 @@ PRESETS: dict[str, Settings] = {
         patience=10,
         batch_size=512,
         n_samples=5,
+        antithetic=False,
     ),
 }
 """By name. The paper ends a run when a moving average of hold-out scores has fallen five times, here it ends when ten

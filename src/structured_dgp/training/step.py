@@ -93,26 +93,33 @@ def compile_steps(
     n_data: int,
     chunk: int,
     max_failures: int = 10,
-    inducing: str = "marginalised",
+    estimate: str = "marginalised",
 ) -> Steps:
     """A compiled function that makes up to ``chunk`` steps, fewer if ``max_failures`` of them fail in a row.
 
-    ``inducing`` says what is done with the inducing outputs: they are marginalised analytically, or ``"sampled"``.
+    ``estimate`` is one of ``ESTIMATES``.
     """
     _, fixed = eqx.partition(model, trainable_mask(model))
     arrays, rest = eqx.partition(fixed, eqx.is_array)
     leaves, treedef = jax.tree.flatten(rest)
-    compiled = _compiled(optimizer, tuple(leaves), treedef, n_samples, chunk, max_failures, inducing)
+    compiled = _compiled(optimizer, tuple(leaves), treedef, n_samples, chunk, max_failures, estimate)
     return Steps(compiled, arrays, n_data)
 
 
 def _marginalised(model: DeepGP, x: Array, y: Array, key: Array, n_samples: int) -> Float[Array, ""]:
-    eps = jax.random.normal(key, (n_samples, x.shape[0], model.n_hidden), x.dtype)
-    return data_term(model, x, y, eps)
+    return data_term(model, x, y, jax.random.normal(key, (n_samples, x.shape[0], model.n_hidden), x.dtype))
 
 
-ESTIMATES = {"marginalised": _marginalised, "sampled": sampled_data_term}
-"""Estimates of the data term from a minibatch and a key."""
+def _antithetic(model: DeepGP, x: Array, y: Array, key: Array, n_samples: int) -> Float[Array, ""]:
+    # Each sample on its own is standard normal, so that the mean over samples is what it was; what is odd in the noise
+    # cancels in each pair, and where the hidden layers have little variance this is most of the estimate's.
+    eps = jax.random.normal(key, (n_samples - n_samples // 2, x.shape[0], model.n_hidden), x.dtype)
+    return data_term(model, x, y, jnp.concatenate([eps, -eps[: n_samples // 2]]))
+
+
+ESTIMATES = {"marginalised": _marginalised, "antithetic": _antithetic, "sampled": sampled_data_term}
+"""Estimates of the data term from a minibatch and a key: the inducing outputs marginalised analytically, the same with
+samples in pairs of opposite noise, and with sampled inducing outputs."""
 
 
 @functools.lru_cache(maxsize=32)
@@ -123,16 +130,16 @@ def _compiled(
     n_samples: int,
     chunk: int,
     max_failures: int,
-    inducing: str,
+    estimate: str,
 ) -> Any:
     """The function behind ``compile_steps``; the cache makes runs of the same shape share it."""
-    rest, estimate = jax.tree.unflatten(treedef, leaves), ESTIMATES[inducing]
+    rest = jax.tree.unflatten(treedef, leaves)
 
     def loss(
         parameters: DeepGP, fixed: DeepGP, n_data: Array, x: Array, y: Array, key: Array
     ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""]]]:
         model = eqx.combine(parameters, fixed, rest)
-        data = (n_data / x.shape[0]).astype(x.dtype) * estimate(model, x, y, key, n_samples)
+        data = (n_data / x.shape[0]).astype(x.dtype) * ESTIMATES[estimate](model, x, y, key, n_samples)
         kl = model.posterior.kl()
         return kl - data, (data, kl)
 
