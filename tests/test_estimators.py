@@ -57,11 +57,13 @@ def two_targets() -> DeepGPRegressor:
     return clone(REGRESSOR).fit(X, np.column_stack([Y, -0.001 * Y]))
 
 
-def test_it_is_the_functional_model_on_standardised_data(fitted: DeepGPRegressor) -> None:
+def test_it_is_the_functional_model_on_standardised_data() -> None:
+    # few steps, because each makes the rounding of the standardised data larger
+    fitted = clone(REGRESSOR).set_params(max_steps=20).fit(X, Y)
     x, y = (X - X.mean(0)) / X.std(0), (Y - Y.mean()) / Y.std()
     seed = int(np.random.RandomState(0).randint(2**31 - 1))
     model = initial_model(x, "star", (1, 1), 8, seed=seed)
-    trained = train(model, x, y, max_steps=200, seed=seed, n_samples=PRESETS["default"].n_samples).model
+    trained = train(model, x, y, max_steps=20, seed=seed, n_samples=PRESETS["default"].n_samples).model
     expected = trained.predict(x[:9])
     found = fitted.predict_dist(X[:9])
     np.testing.assert_allclose(found.mean, expected.mean[:, 0] * Y.std() + Y.mean(), rtol=1e-9)
