@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from structured_dgp.couplings import Coupling
 from structured_dgp.exceptions import InputError, ModelFileError
-from structured_dgp.initial import STARTS, KernelRule, as_count, initial_model, kernel_rule
+from structured_dgp.initial import STARTS, KernelRule, initial_model, kernel_rule
 from structured_dgp.kernels import Kernel
 from structured_dgp.likelihoods import Bernoulli, Gaussian, Heteroscedastic, Likelihood, Poisson, Softmax, StudentT
 from structured_dgp.model import DRAWS, DeepGP
@@ -26,6 +26,7 @@ from structured_dgp.saving import SavedEstimator, all_or_nothing, read_estimator
 from structured_dgp.scaling import Scaling, Units, refuse_overflow
 from structured_dgp.training import History, Settings, train
 from structured_dgp.training.settings import as_settings
+from structured_dgp.validation import as_count
 
 E = TypeVar("E", bound="DeepGPEstimator")
 

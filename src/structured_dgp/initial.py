@@ -32,7 +32,7 @@ from structured_dgp.model import DeepGP
 from structured_dgp.parameters import Fixed
 from structured_dgp.posterior import AbstractPosterior, Posterior
 from structured_dgp.propagation import Layer
-from structured_dgp.validation import as_matrix
+from structured_dgp.validation import as_count, as_matrix
 
 KMEANS_ROWS = 20_000  # k-means looks at no more rows than this
 KMEANS_STEPS = 30
@@ -80,15 +80,6 @@ KERNELS: dict[str, type[Stationary]] = {
 
 KernelRule: TypeAlias = Callable[[int, bool], Kernel]
 """Makes the kernel of a layer from the number of its inputs and whether it is the output layer."""
-
-
-def as_count(value: Any, name: str, least: int = 1) -> int:
-    """``value`` as a whole number that is large enough."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool):
-        raise InputError(f"{name} must be a whole number; got {value!r}.")
-    if value < least:
-        raise InputError(f"{name} must be at least {least}; got {value}.")
-    return int(value)
 
 
 def kernel_rule(kernel: Any, start: Start) -> KernelRule:

@@ -17,13 +17,13 @@ from sklearn.utils.validation import check_is_fitted
 
 from structured_dgp.exceptions import InputError, ModelFileError
 from structured_dgp.files import Contents, read_contents, write_contents
-from structured_dgp.initial import as_count
 from structured_dgp.model import DeepGP
 from structured_dgp.model_files import describe, rebuild
 from structured_dgp.posterior import Posterior
 from structured_dgp.precision import wide_scope
 from structured_dgp.scaling import Scaling
 from structured_dgp.training import History, Record
+from structured_dgp.validation import as_count
 
 FORMAT = 1
 LABEL_BYTES = 1 << 26  # that the labels of a classifier may take

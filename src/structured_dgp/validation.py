@@ -23,6 +23,15 @@ def changed(settings: T, values: dict[str, Any]) -> T:
     return replace(settings, **values)  # type: ignore[type-var]
 
 
+def as_count(value: Any, name: str, least: int = 1) -> int:
+    """``value`` as a whole number that is large enough."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+        raise InputError(f"{name} must be a whole number; got {value!r}.")
+    if value < least:
+        raise InputError(f"{name} must be at least {least}; got {value}.")
+    return int(value)
+
+
 def is_traced(*values: Any) -> bool:
     """Whether any value is being traced by JAX, so that its numbers cannot be looked at."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))

@@ -234,6 +234,7 @@ PRESETS: dict[str, Settings] = {
         learning_rate=0.005,
         memory=0.999,
         relative=False,
+        rush_steps=0,
         surge=None,
         decay=0.98,
         decay_steps=1000,
