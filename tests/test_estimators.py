@@ -57,13 +57,12 @@ def two_targets() -> DeepGPRegressor:
     return clone(REGRESSOR).fit(X, np.column_stack([Y, -0.001 * Y]))
 
 
-def test_it_is_the_functional_model_on_standardised_data() -> None:
-    # few steps, because each makes the rounding of the standardised data larger
-    fitted = clone(REGRESSOR).set_params(max_steps=20).fit(X, Y)
+def test_it_is_the_functional_model_on_standardised_data(fitted: DeepGPRegressor) -> None:
     x, y = (X - X.mean(0)) / X.std(0), (Y - Y.mean()) / Y.std()
     seed = int(np.random.RandomState(0).randint(2**31 - 1))
     model = initial_model(x, "star", (1, 1), 8, seed=seed)
-    trained = train(model, x, y, max_steps=20, seed=seed, n_samples=PRESETS["default"].n_samples).model
+    settings = PRESETS["default"].changed(max_steps=200, seed=seed, holdout=0.0, patience=None, refit=False)
+    trained = train(model, x, y, settings).model
     expected = trained.predict(x[:9])
     found = fitted.predict_dist(X[:9])
     np.testing.assert_allclose(found.mean, expected.mean[:, 0] * Y.std() + Y.mean(), rtol=1e-9)
@@ -330,9 +329,11 @@ def test_how_long_to_train_is_found_out_where_there_are_rows_for_it(
     assert settings.min_steps == (0 if not settings.holdout else 5000 if "preset" in options else 300)
 
 
-def test_training_rushes_at_first_unless_the_model_is_trained_already(fitted: DeepGPRegressor) -> None:
+def test_many_rows_are_trained_in_a_rush_unless_the_model_is_trained_already(fitted: DeepGPRegressor) -> None:
     model = DeepGPRegressor(warm_start=True)
+    assert model._training_settings(0, 1999).rush_steps == 0
     assert model._training_settings(0, 2000).rush_steps == 100
+    assert DeepGPRegressor(preset="paper")._training_settings(0, 2000).rush_steps == 0
     assert DeepGPRegressor(settings={"rush_steps": 7})._training_settings(0, 2000).rush_steps == 7
     model.model_ = fitted.model_
     assert model._training_settings(0, 2000).rush_steps == 0

@@ -480,7 +480,7 @@ def test_other_defaults_are_another_run(monkeypatch: pytest.MonkeyPatch) -> None
     keys = [task.key]
     monkeypatch.setitem(PRESETS, "default", PRESETS["default"].changed(learning_rate=0.03))
     keys.append(task.key)
-    monkeypatch.setattr("structured_dgp.experiments.sweep.RUSH_ROWS", 7)
+    monkeypatch.setattr("structured_dgp.experiments.sweep.RUSH_STEPS", 7)
     keys.append(task.key)
     monkeypatch.setitem(STARTS, "default", Start(noise=0.3))
     keys.append(task.key)

@@ -32,6 +32,10 @@ E = TypeVar("E", bound="DeepGPEstimator")
 
 STOPPING_ROWS = 200
 """From this many rows on, a tenth of them can say when to stop."""
+MANY_ROWS = 2000
+"""From this many rows on, training with the default preset rushes at first,"""
+RUSH_STEPS = 100
+"""with half of the rush gone after so many steps."""
 JOINT_ROWS = 5000
 """Rows that can be drawn jointly: each draw factorises a matrix of this size for every layer."""
 JOINT_DRAWS = 128
@@ -166,8 +170,8 @@ class DeepGPEstimator(SavedEstimator):
             changes["max_steps"] = plain.max_steps if preset.refit else preset.max_steps
         given = {"optimizer": self.optimizer, "max_steps": self.max_steps, "max_seconds": self.max_seconds}
         changes |= {name: value for name, value in given.items() if value is not None}
-        if self._goes_on:
-            changes["rush_steps"] = 0
+        if n_rows >= MANY_ROWS and preset.optimizer == "natural" and not self._goes_on:
+            changes["rush_steps"] = RUSH_STEPS
         return preset.changed(**{"seed": seed, **changes, **(self.settings or {})})
 
     @property

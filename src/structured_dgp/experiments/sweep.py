@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from structured_dgp import metrics
 from structured_dgp.baselines import METHODS, SghmcSettings, make_method
-from structured_dgp.estimators import STOPPING_ROWS
+from structured_dgp.estimators import MANY_ROWS, RUSH_STEPS, STOPPING_ROWS
 from structured_dgp.exceptions import InputError, StructuredDGPError
 from structured_dgp.experiments.data import SOURCES, digest, load
 from structured_dgp.experiments.facts import facts_of, machine
@@ -34,7 +34,7 @@ from structured_dgp.experiments.splits import SPLITS
 from structured_dgp.experiments.store import Run, Store
 from structured_dgp.initial import STARTS
 from structured_dgp.saving import plain_parameters
-from structured_dgp.training.settings import RATES, RUSH_ROWS, as_settings
+from structured_dgp.training.settings import RUSH_ROWS, as_settings
 
 TIMEOUT = 30.0
 """Seconds in which a cluster has to answer."""
@@ -99,7 +99,7 @@ def defaults(method: str, options: dict[str, Any]) -> dict[str, Any]:
         preset = options.get("preset", "default")
         start = STARTS["paper" if preset == "paper" else "default"]
         found |= {"settings": as_settings(preset).as_dict(), "start": asdict(start)}
-        found["constants"] = {"stopping_rows": STOPPING_ROWS, "rush_rows": RUSH_ROWS, "rates": RATES}
+        found["rows"] = {"stopping": STOPPING_ROWS, "many": MANY_ROWS, "rush_steps": RUSH_STEPS, "rush": RUSH_ROWS}
     if method == "sghmc":
         found |= {"settings": asdict(SghmcSettings()), "start": asdict(STARTS[options.get("start", "default")])}
     return found

@@ -27,7 +27,7 @@ RUSH_ROWS = 75
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train. The preset ``"default"`` also finds out how long, from hold-out rows.
+    """How to train. These values climb the ELBO fastest; the preset ``"default"`` is for predictions, see ``PRESETS``.
 
     Attributes:
         optimizer: ``"natural"`` (natural gradients on the posterior, Adam on the rest) or ``"adam"`` on everything.
@@ -228,7 +228,18 @@ def _labels(parameters: DeepGP) -> Any:
 
 
 PRESETS: dict[str, Settings] = {
-    "default": Settings(max_steps=1500, min_steps=300, holdout=0.1, patience=8, refit=True, n_samples=2),
+    "default": Settings(
+        learning_rate=0.02,
+        relative=False,
+        rush_steps=0,
+        max_steps=1500,
+        min_steps=300,
+        holdout=0.1,
+        patience=8,
+        refit=True,
+        n_samples=2,
+        antithetic=False,
+    ),
     "paper": Settings(
         optimizer="adam",
         learning_rate=0.005,
@@ -248,8 +259,10 @@ PRESETS: dict[str, Settings] = {
         antithetic=False,
     ),
 }
-"""By name. The paper ends a run when a moving average of hold-out scores has fallen five times, here it ends when ten
-scores in a row, over 500 steps, were not the best; and the best model is taken, not the last.
+"""By name. ``Settings()`` climbs the ELBO fastest; ``"default"`` takes a slower way, on which hold-out rows are best
+predicted long before its end, and stops there. The paper ends a run when a moving average of hold-out scores has fallen
+five times, here it ends when ten scores in a row, over 500 steps, were not the best; and the best model is taken, not
+the last.
 """
 
 
