@@ -4,7 +4,8 @@
 
 All runs of a data set and coupling start from the same model, with the paper's initial noise, and see the same
 minibatches. ``natural`` has the default settings; ``adam 0.005`` has the paper's rate and runs longest; the other rates
-look for the best that Adam can do. ``--also`` adds natural gradients with other settings.
+look for the best that Adam can do. ``--also`` adds the default settings with some values changed: fewer samples, or
+``'optimizer="adam",learning_rate=0.02'`` to tell what natural gradients give from what the other defaults give.
 
 ``--estimators`` compares two unbiased estimates of the same bound under the same optimiser: with the inducing outputs
 marginalised analytically (Theorem 1), and with inducing outputs that are sampled.
@@ -76,14 +77,15 @@ def optimisers(
     split: Split,
     start: DeepGP,
     name: str,
+    natural_steps: int,
     steps: int,
     paper_steps: int,
     others: dict[str, dict[str, Any]],
     known: dict[str, Curve],
 ) -> Any:
     """The curves of all optimisers, and what they say; curves that are known are not computed again."""
-    natural: dict[str, dict[str, Any]] = {"natural": {}, **others}
-    wanted: dict[str, tuple[int, dict[str, Any]]] = {label: (steps, changes) for label, changes in natural.items()}
+    ours: dict[str, dict[str, Any]] = {"natural": {}, **others}
+    wanted: dict[str, tuple[int, dict[str, Any]]] = {label: (natural_steps, changes) for label, changes in ours.items()}
     for rate in RATES:
         wanted[f"adam {rate}"] = (
             paper_steps if rate == RATES[0] else steps,
@@ -104,7 +106,7 @@ def optimisers(
         "paper": {"elbo": paper, "steps": paper_steps, "seconds": paper_seconds},
         "best": {"rate": best, "elbo": best_elbo, "steps": steps, "seconds": best_seconds},
     }
-    for label in natural:
+    for label in ours:
         findings[f"{label} reaches paper"] = reach(runs[label], paper)
         findings[f"{label} reaches best"] = reach(runs[label], best_elbo)
     for what, found in findings.items():
@@ -181,14 +183,17 @@ def main() -> None:
     options.add_argument("--precision", default="mixed")
     options.add_argument("--steps", type=int, default=1500)
     options.add_argument("--paper-steps", type=int, default=5000)
+    options.add_argument("--natural-steps", type=int, help="of natural gradients and of --also; default: --steps")
     options.add_argument("--estimators", action="store_true", help="compare estimates of the bound instead")
     options.add_argument("--reuse", metavar="FILE", help="take Adam's curves from an earlier JSON file")
-    options.add_argument("--also", nargs="+", default=[], metavar="NAME=VALUE,...", help="natural gradients changed so")
+    options.add_argument(
+        "--also", nargs="+", default=[], metavar="NAME=VALUE,...", help="the default settings changed so"
+    )
     options.add_argument("--figure", metavar="FILE")
     arguments = options.parse_args()
     earlier = json.loads(Path(arguments.reuse).read_text())["rows"] if arguments.reuse else []
     others = {
-        f"natural {text}": {name: json.loads(value) for name, value in (pair.split("=") for pair in text.split(","))}
+        f"ours {text}": {name: json.loads(value) for name, value in (pair.split("=") for pair in text.split(","))}
         for text in arguments.also
     }
     rows: list[dict[str, Any]] = []
@@ -206,7 +211,7 @@ def main() -> None:
                 else:
                     same = [old["curves"] for old in earlier if all(old[key] == row[key] for key in row)]
                     known = {key: run for key, run in (same[0] if same else {}).items() if key.startswith("adam")}
-                    lengths = (arguments.steps, arguments.paper_steps)
+                    lengths = (arguments.natural_steps or arguments.steps, arguments.steps, arguments.paper_steps)
                     row |= optimisers(split, start, label, *lengths, others, known)
                 rows.append(row)
                 emit(rows, arguments.json)
