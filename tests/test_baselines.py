@@ -146,6 +146,15 @@ def test_trees_follow_the_noise(name: str) -> None:
     assert np.mean(prediction.log_prob(y[1500:])) > -0.6
 
 
+@pytest.mark.parametrize("name", ["boosting", "forest"])
+def test_whole_numbers_are_not_predicted_more_sharply_than_they_are_rounded(name: str) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.uniform(-1, 1, (400, 1))
+    y = np.round(2.0 * x[:, 0])  # nothing but rounding, so that trees hit every number exactly
+    prediction = make_method(name, **QUICK[name]).fit(x, y).predict_dist(x)
+    assert np.max(prediction.log_prob(y)) <= np.log(np.sqrt(12.0 / (2.0 * np.pi))) + 1e-9
+
+
 def test_constant_targets_keep_a_positive_width() -> None:
     for name in ("boosting", "forest"):
         estimator = make_method(name, **QUICK[name]).fit(X, np.ones(60))

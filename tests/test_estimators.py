@@ -326,7 +326,7 @@ def test_how_long_to_train_is_found_out_where_there_are_rows_for_it(
     settings = DeepGPRegressor(**options)._training_settings(0, n_rows)
     assert (settings.max_steps, settings.holdout, settings.refit) == expected
     assert (settings.patience is not None) == (settings.holdout > 0.0)
-    assert settings.min_steps == (0 if not settings.holdout else 5000 if "preset" in options else 300)
+    assert settings.min_steps == (0 if not settings.holdout else 5000 if "preset" in options else 700)
 
 
 def test_many_rows_are_trained_in_a_rush_unless_the_model_is_trained_already(fitted: DeepGPRegressor) -> None:
@@ -337,6 +337,7 @@ def test_many_rows_are_trained_in_a_rush_unless_the_model_is_trained_already(fit
     assert DeepGPRegressor(settings={"rush_steps": 7})._training_settings(0, 2000).rush_steps == 7
     model.model_ = fitted.model_
     assert model._training_settings(0, 2000).rush_steps == 0
+    assert model._training_settings(0, 2000).min_steps == 0
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,7 @@ def test_a_run_records_what_it_did(tmp_path: Path) -> None:
     assert run.record["log_likelihood"] == pytest.approx(run.log_density.mean())
     assert {"library", "jax", "numpy", "sklearn", "seconds", "crps", "coverage", "xla_flags"} <= set(run.record)
     assert run.record["cpu"]
+    assert len(run.record["code"]) == 12
 
 
 SGHMC = {"burn_in": 20, "n_samples": 8, "thinning": 2}
@@ -451,6 +453,27 @@ def test_what_another_worker_finished_is_not_reported_as_failed(
 
     monkeypatch.setattr("structured_dgp.experiments.sweep.run_task", late)
     assert run_sweep([task], store, verbose=0) == (1, 0)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
+def test_two_processes_do_not_work_on_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    (task,) = plan(["interpolation"], [str(write_table(tmp_path))], FOREST, [0])
+    store = tmp_path / "r.sqlite"
+    scratch = tmp_path / "r.sqlite.checkpoints"
+    scratch.mkdir()
+    made = run_task(task)
+    monkeypatch.setattr("structured_dgp.experiments.sweep.run_task", lambda *arguments: pytest.fail("made twice"))
+    with (scratch / f"{task.key}.lock").open("ab") as file, ThreadPoolExecutor() as pool:
+        fcntl.flock(file, fcntl.LOCK_EX)  # a process that outlived its parent is at work on it
+        waiting = pool.submit(run_sweep, [task], store, verbose=0)
+        time.sleep(0.5)
+        assert not waiting.done()
+        Store(store).add(made)
+        fcntl.flock(file, fcntl.LOCK_UN)
+        assert waiting.result(timeout=60) == (1, 0)
+    assert list(scratch.iterdir()) == []
 
 
 def test_workers_get_the_whole_path_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

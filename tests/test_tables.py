@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +265,17 @@ def test_runs_with_different_options_do_not_mix() -> None:
         Results([first, *rest, other])
 
 
+@pytest.mark.parametrize(
+    "change", [{"options": {"preset": "paper"}}, {"settings": {"seed": 1, "max_steps": 9}}, {"data_digest": "other"}]
+)
+def test_splits_with_different_settings_do_not_mix(change: dict[str, Any]) -> None:
+    runs = [replace(run, record={**run.record, "settings": {"seed": run.split, "max_steps": 5}}) for run in some_runs()]
+    Results(runs)  # another seed is no other setting
+    changed = replace(runs[-1], record={**runs[-1].record, **change})
+    with pytest.raises(InputError, match="different options or settings"):
+        Results([*runs[:-1], changed])
+
+
 def test_every_format_has_every_number() -> None:
     table = TABLES["2"](Results(some_runs()))
     assert re.search(r"boston +0\.75\(0\.00\)\* \[2\] +–", as_text(table))
@@ -293,13 +305,14 @@ def test_one_split_is_not_marked() -> None:
 
 def test_methods_by_name() -> None:
     assert parse_method("sgp").label == "SGP"
-    assert parse_method("star").options == parse_method("star-l3").options == (("n_layers", 3),)
+    assert parse_method("star").options == parse_method("star-l3").options == (("n_draws", 1024), ("n_layers", 3))
     deep = parse_method("mf-l2-adam", preset="paper", max_steps=7, n_inducing=9)
     assert deep.label == "MF L2 Adam"
     expected = {"n_layers": 2, "optimizer": "adam", "preset": "paper", "max_steps": 7, "early_stopping": False}
-    assert dict(deep.options) == {**expected, "n_inducing": 9}
+    assert dict(deep.options) == {**expected, "n_inducing": 9, "n_draws": 1024}
     assert parse_method("boosting", max_steps=7).options == ()
-    assert dict(parse_method("sghmc-l1", max_steps=7, n_inducing=4).options) == {"n_layers": 1, "n_inducing": 4}
+    sampled = {"n_layers": 1, "n_inducing": 4, "n_draws": 1024}
+    assert dict(parse_method("sghmc-l1", max_steps=7, n_inducing=4).options) == sampled
     assert parse_method("fc_sampled").label == "FC sampled L3"
     for text in ("sgp", "mf-l2-adam", "sghmc-l1", "boosting", "fc_sampled-l3"):
         method = parse_method(text, max_steps=3)

@@ -316,6 +316,17 @@ def test_min_steps_holds_the_run() -> None:
     assert trained.steps >= 60
 
 
+def test_no_model_from_before_min_steps_is_the_best() -> None:
+    options: dict[str, Any] = {"max_steps": 80, "score_every": 5, "holdout": 0.2, "learning_rate": 0.5}
+    free = train(small_model(), X, Y, **options)
+    assert free.best_step < 80  # or there would be nothing to see
+    held = train(small_model(), X, Y, min_steps=free.best_step + 5, **options)
+    scores = dict(zip(held.history["step"].tolist(), held.history["score"], strict=True))
+    assert held.best_step == max((step for step in scores if step > free.best_step), key=scores.__getitem__)
+    short = train(small_model(), X, Y, min_steps=500, **options)
+    assert short.best_step == 80  # the run ends before, and its last model is taken
+
+
 def test_a_plateau_ends_the_run() -> None:
     trained = train(small_model("mf", (1,)), X, Y, max_steps=5000, score_every=5, plateau=1e-2)
     assert trained.reason == "plateau"

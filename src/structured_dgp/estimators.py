@@ -170,7 +170,9 @@ class DeepGPEstimator(SavedEstimator):
             changes["max_steps"] = plain.max_steps if preset.refit else preset.max_steps
         given = {"optimizer": self.optimizer, "max_steps": self.max_steps, "max_seconds": self.max_seconds}
         changes |= {name: value for name, value in given.items() if value is not None}
-        if n_rows >= MANY_ROWS and preset.optimizer == "natural" and not self._goes_on:
+        if self._goes_on:
+            changes["min_steps"] = 0
+        elif n_rows >= MANY_ROWS and preset.optimizer == "natural":
             changes["rush_steps"] = RUSH_STEPS
         return preset.changed(**{"seed": seed, **changes, **(self.settings or {})})
 

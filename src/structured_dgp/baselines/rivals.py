@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Real
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -16,7 +16,18 @@ from structured_dgp.prediction import Mixture
 
 N_QUANTILES = 19
 NARROWEST = 1e-3
-"""A predicted distribution is never narrower than this part of the targets' standard deviation."""
+"""A component of a predicted distribution is never narrower than this part of the targets' standard deviation."""
+
+
+def narrowest(y: Real[np.ndarray, " n"]) -> float:
+    """The smallest standard deviation that targets like these allow for.
+
+    Targets that are whole numbers, or come in other steps, may be hit exactly, and a density can then be as large as it
+    likes: it is not narrower than the rounding, whose standard deviation is that of a uniform distribution over a step.
+    """
+    steps = np.diff(np.unique(y))
+    rounding = float(np.median(steps)) / np.sqrt(12.0) if len(steps) else 0.0
+    return max(NARROWEST * (float(np.std(y)) or 1.0), rounding)
 
 
 def from_quantiles(quantiles: Float[np.ndarray, "n K"], narrowest: float) -> Mixture:
@@ -62,7 +73,7 @@ class QuantileBoostingRegressor(_Trees):
     def fit(self, X: Any, y: Any) -> QuantileBoostingRegressor:
         """Train on X (n, D) and y (n,)."""
         x, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
-        self.spread_ = float(np.std(y)) or 1.0
+        self.narrowest_ = narrowest(y)
         self.models_ = [
             HistGradientBoostingRegressor(
                 loss="quantile", quantile=float(level), random_state=self.random_state, **(self.options or {})
@@ -76,7 +87,7 @@ class QuantileBoostingRegressor(_Trees):
         check_is_fitted(self, "models_")
         x = validate_data(self, X, reset=False, dtype=np.float64)
         quantiles = np.stack([model.predict(x) for model in self.models_], axis=1)
-        return from_quantiles(quantiles, NARROWEST * self.spread_)
+        return from_quantiles(quantiles, self.narrowest_)
 
 
 class ForestRegressor(_Trees):
@@ -94,11 +105,11 @@ class ForestRegressor(_Trees):
         options = {"n_estimators": 300, "min_samples_leaf": 2, **(self.options or {})}
         self.forest_ = RandomForestRegressor(oob_score=True, random_state=self.random_state, **options).fit(x, y)
         self.residuals_ = np.quantile(y - self.forest_.oob_prediction_, _levels(self.n_quantiles))
-        self.spread_ = float(np.std(y)) or 1.0
+        self.narrowest_ = narrowest(y)
         return self
 
     def predict_dist(self, X: Any) -> Mixture:
         """The distribution of y at each row."""
         check_is_fitted(self, "forest_")
         x = validate_data(self, X, reset=False, dtype=np.float64)
-        return from_quantiles(self.forest_.predict(x)[:, None] + self.residuals_, NARROWEST * self.spread_)
+        return from_quantiles(self.forest_.predict(x)[:, None] + self.residuals_, self.narrowest_)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import platform
 from dataclasses import asdict
@@ -14,6 +15,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
+import structured_dgp
 from structured_dgp.baselines import (
     ExactGP,
     ExactGPRegressor,
@@ -38,6 +40,7 @@ def machine() -> dict[str, Any]:
     """Facts about libraries, machine and process that belong to every result."""
     return {
         **{name: version(library) for name, library in LIBRARIES.items()},
+        "code": code_digest(),
         "python": platform.python_version(),
         "processor": platform.machine(),
         "cpu": cpu_model(),
@@ -45,6 +48,16 @@ def machine() -> dict[str, Any]:
         "omp_threads": os.environ.get("OMP_NUM_THREADS"),
         "xla_flags": os.environ.get("XLA_FLAGS"),
     }
+
+
+@functools.cache
+def code_digest() -> str:
+    """A hash of the library's own files, because results may change between two releases."""
+    folder = Path(structured_dgp.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 @functools.cache

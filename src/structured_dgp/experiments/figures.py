@@ -25,7 +25,7 @@ from structured_dgp.exceptions import InputError, StructuredDGPWarning
 from structured_dgp.experiments.data import load
 from structured_dgp.experiments.download import NotHereError
 from structured_dgp.experiments.splits import Split, extrapolation, interpolation
-from structured_dgp.experiments.tables import Results
+from structured_dgp.experiments.tables import STOPPED, Results
 from structured_dgp.initial import Start, initial_model
 from structured_dgp.model import DeepGP
 from structured_dgp.scaling import Scaling
@@ -318,7 +318,7 @@ FIGURES: dict[str, Kind] = {
         "Seconds of one gradient of the ELBO on this machine, over inducing points, layers and width; dotted, the "
         "leading term of the theory for STAR.",
     ),
-    "elbo": Kind(elbo_figure, "ELBO over the splits of the interpolation task.", from_runs=True),
+    "elbo": Kind(elbo_figure, f"ELBO over the splits of the interpolation task. {STOPPED}", from_runs=True),
     "normality": Kind(
         normality_figure,
         "Inducing outputs of a one-layer model sampled by SGHMC with the settings in the title. Their posterior is "

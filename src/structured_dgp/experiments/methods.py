@@ -28,6 +28,8 @@ TRAINED = ("sgp", "mf", "star", "fc", "chain", "fc_sampled")
 """Trained by gradients: they have presets, optimisers and steps."""
 PLACED = (*TRAINED, "sghmc")
 """They have inducing points."""
+DRAWS = 1024
+"""Of the hidden layers, behind each test prediction; the paper has 1000."""
 
 NAME = re.compile(r"(?P<method>[a-z_]+?)(?:-l(?P<layers>\d+))?(?P<adam>-adam)?")
 
@@ -63,7 +65,7 @@ def parse_method(
     if name in LAYERS:
         layers = int(found["layers"] or LAYERS[name])
         label = f"{label} L{layers}"
-        options["n_layers"] = layers
+        options |= {"n_layers": layers, "n_draws": DRAWS}
     if name in TRAINED:
         if preset != "default":
             options["preset"] = preset

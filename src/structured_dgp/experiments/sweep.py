@@ -36,6 +36,11 @@ from structured_dgp.initial import STARTS
 from structured_dgp.saving import plain_parameters
 from structured_dgp.training.settings import RUSH_ROWS, as_settings
 
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]
+
 TIMEOUT = 30.0
 """Seconds in which a cluster has to answer."""
 SEEDED = tuple(name for name in METHODS if name != "exact")
@@ -187,12 +192,23 @@ def _run_and_store(task: Task, store: str, data_dir: str | None) -> tuple[str, b
     results, scratch = Store(store), Path(f"{store}.checkpoints")
     scratch.mkdir(exist_ok=True)
     mark = scratch / f"{task.key}.running"
-    mark.touch()
-    run = run_task(task, data_dir, str(scratch))
-    results.add(run)
-    shutil.rmtree(scratch / task.key, ignore_errors=True)
-    mark.unlink(missing_ok=True)
+    with _alone(scratch / f"{task.key}.lock"):
+        mark.touch()
+        if task.key not in results.finished():  # by a process that outlived the sweep before this one
+            results.add(run_task(task, data_dir, str(scratch)))
+        shutil.rmtree(scratch / task.key, ignore_errors=True)
+        mark.unlink(missing_ok=True)
     return task.key, task.key in results.finished()
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Waits until no other process is at work on a run, where the system can tell."""
+    with lock.open("ab") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)  # ends with the process, whatever ends it
+        yield
+    lock.unlink(missing_ok=True)
 
 
 @contextmanager

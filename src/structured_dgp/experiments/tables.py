@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -89,6 +90,19 @@ DIGESTS = ("split_digest", "data_digest")
 """Recorded hashes that runs on the same rows share."""
 
 
+def _how(run: Run) -> str:
+    """All options and settings of a run but the seed, and the data it was made with."""
+    settings = {name: value for name, value in (run.record.get("settings") or {}).items() if name != "seed"}
+    return json.dumps([run.record.get("options"), settings, run.record.get("data_digest")], sort_keys=True)
+
+
+def _mixed(label: str, data: str) -> str:
+    return (
+        f"there are runs of {label} on {data} with different options or settings, or of different versions of the "
+        "data: keep each in a store of its own."
+    )
+
+
 class Results:
     """Finished runs, found by experiment, data set and label; one for each split.
 
@@ -106,11 +120,11 @@ class Results:
             label = str(run.record.get("label", run.method))
             splits = self._runs.setdefault((run.experiment, run.data, label), {})
             if run.split in splits and splits[run.split].key != run.key:
-                raise InputError(
-                    f"there are runs of {label} on {run.data} with different options, or of different versions of the "
-                    "data: keep each in a store of its own."
-                )
+                raise InputError(_mixed(label, run.data))
             splits[run.split] = run
+        for (_, data, label), splits in self._runs.items():
+            if len({_how(run) for run in splits.values()}) > 1:
+                raise InputError(_mixed(label, data))
         found = {data for _, data, _ in self._runs}
         self.data = [*(name for name in SOURCES if name in found), *sorted(found - set(SOURCES))]
         self.wanted = [*SOURCES, *sorted(found - set(SOURCES))] if found & set(SOURCES) else self.data
@@ -189,6 +203,10 @@ Pairs = dict[str, tuple[Entry, Entry]]
 """Each method but the baseline, and the baseline, over the splits that both have."""
 
 SHARED = "Methods are compared over the splits that they share; nothing is marked if these are fewer than two."
+STOPPED = (
+    "The ELBO is that of the models in the other tables: of those that are stopped early, because they predict better "
+    "so, it is not the largest that training would reach."
+)
 
 
 def _pairs(results: Results, experiment: str, data: str, labels: Iterable[str], base: str, what: str) -> Pairs:
@@ -355,8 +373,8 @@ def elbo_table(results: Results) -> ResultTable:
         }
         rows[data] = mark_elbo(entries, _pairs(results, "interpolation", data, columns, "MF L3", "elbo"))
     note = (
-        f"Bold: larger than mean field by more than both standard errors. {SHARED} The paper's FC started from its "
-        "trained mean field, ours does not."
+        f"Bold: larger than mean field by more than both standard errors. {SHARED} {STOPPED} The paper's FC started "
+        "from its trained mean field, ours does not."
     )
     return ResultTable("S3", "ELBO of three-layer models", note, tuple(columns), rows, digits=0)
 

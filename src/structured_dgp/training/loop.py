@@ -242,7 +242,7 @@ class _Run:
         if len(self.x_score):
             prediction = model.predict(self.x_score, self.settings.score_draws)
             score = float(np.mean(model.likelihood.log_score(prediction, self.y_score)))
-            if self.best is None or score > self.best[2]:
+            if self._is_best(step, score):
                 self.best = jax.tree.map(jnp.copy, self.state.parameters), step, score
         natural = self.settings.optimizer == "natural"
         jitter = model.used_jitter()
@@ -266,6 +266,11 @@ class _Run:
         self.history.records.append(record)
         self.pending = _Mean()
         return record
+
+    def _is_best(self, step: int, score: float) -> bool:
+        """Whether no model so far has a better score; those from before ``min_steps`` do not count."""
+        first = min(self.settings.min_steps, self.settings.max_steps)
+        return step >= first and (self.best is None or self.best[1] < first or score > self.best[2])
 
     def _reason(self, out_of_time: bool, wants_end: bool) -> Reason | None:
         """Why the run should end now, if it should."""

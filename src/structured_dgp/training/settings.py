@@ -58,7 +58,7 @@ class Settings:
         holdout_rows: never more than this many.
         score_every: steps between hold-out scores.
         score_draws: draws of the hold-out prediction.
-        min_steps: no early end before this step.
+        min_steps: no early end before this step, and no model from before it is the best.
         refit: after a run with hold-out rows, train again from the start on all rows for the number of steps that was
             best; not after a run that was ended by a callback, nor if ``max_seconds`` does not allow for it.
         max_failures: the run ends with an error after this many failed steps in a row.
@@ -233,7 +233,7 @@ PRESETS: dict[str, Settings] = {
         relative=False,
         rush_steps=0,
         max_steps=1500,
-        min_steps=300,
+        min_steps=700,
         holdout=0.1,
         patience=8,
         refit=True,
