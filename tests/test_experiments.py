@@ -33,7 +33,7 @@ from structured_dgp.initial import STARTS, Start
 from structured_dgp.kernels import lengthscale_of
 from structured_dgp.parameters import Fixed
 from structured_dgp.prediction import Mixture
-from structured_dgp.training.loop import Saver
+from structured_dgp.training.saver import Saver
 from structured_dgp.training.settings import PRESETS
 
 FOREST = [Method("forest", "forest", (("options", {"n_estimators": 60}),))]

@@ -30,6 +30,7 @@ from structured_dgp.training import loop as training_loop
 from structured_dgp.training.checkpoint import list_checkpoints, read_checkpoint
 from structured_dgp.training.loop import holdout_rows
 from structured_dgp.training.progress import Display
+from structured_dgp.training.saver import uninterrupted
 from structured_dgp.training.step import ESTIMATES, Minibatches, compile_steps, initial_state
 
 RNG = np.random.default_rng(0)
@@ -685,7 +686,7 @@ def test_who_presses_ctrl_c_twice_does_not_wait() -> None:
     done: list[int] = []
 
     def press_twice() -> None:
-        with training_loop.uninterrupted():
+        with uninterrupted():
             for number in range(2):
                 signal.raise_signal(signal.SIGINT)
                 done.append(number)

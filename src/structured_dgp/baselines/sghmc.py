@@ -40,8 +40,9 @@ from structured_dgp.precision import wide_scope
 from structured_dgp.programs import make_room
 from structured_dgp.propagation import propagate_given, whiteners
 from structured_dgp.training.checkpoint import checkpoint_of, fingerprint, named_arrays, restored
-from structured_dgp.training.loop import CHECKPOINT_SECONDS, Saver, checked_data, uninterrupted
+from structured_dgp.training.loop import checked_data
 from structured_dgp.training.progress import Display
+from structured_dgp.training.saver import CHECKPOINT_SECONDS, Saver, uninterrupted
 from structured_dgp.training.step import Minibatches
 
 CHUNK = 50  # steps in one compiled call

@@ -119,14 +119,15 @@ def _splits_text(numbers: list[int]) -> str:
 def _machines(runs: list[Run]) -> str:
     kinds = Counter(
         (
-            *(str(run.record.get(name, "?")) for name in ("library", "jax", "python", "cores")),
+            *(str(run.record.get(name, "?")) for name in ("library", "code", "jax", "python", "cores")),
             str(run.record.get("cpu") or run.record.get("processor", "?")),
         )
         for run in runs
     )
     return " ".join(
-        f"{count} runs with structured-dgp {library}, jax {jax}, Python {python}, {cores} cores ({processor})."
-        for (library, jax, python, cores, processor), count in kinds.items()
+        f"{count} runs with structured-dgp {library} (code {code}), jax {jax}, Python {python}, {cores} cores "
+        f"({processor})."
+        for (library, code, jax, python, cores, processor), count in kinds.items()
     )
 
 

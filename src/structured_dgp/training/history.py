@@ -75,3 +75,18 @@ class History:
     def write_jsonl(self, path: str | Path) -> None:
         """One line of JSON for each record."""
         Path(path).write_text("".join(record.as_json() + "\n" for record in self.records), encoding="utf-8")
+
+
+class Log:
+    """A file that gets every record; a resumed run first writes those it already has."""
+
+    def __init__(self, path: str | Path | None, history: History) -> None:
+        self._path = None if path is None else Path(path)
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            history.write_jsonl(self._path)
+
+    def write(self, record: Record) -> None:
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(record.as_json() + "\n")

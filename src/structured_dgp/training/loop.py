@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, TypeAlias
 
 import equinox as eqx
 import jax
@@ -18,22 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from structured_dgp.exceptions import InputError, StructuredDGPWarning, TrainingError
+from structured_dgp.exceptions import InputError, TrainingError
 from structured_dgp.files import Contents
 from structured_dgp.likelihoods import Gaussian
 from structured_dgp.model import DeepGP
 from structured_dgp.parameters import trainable_mask
 from structured_dgp.precision import wide_scope
 from structured_dgp.programs import make_room
-from structured_dgp.training.checkpoint import (
-    checkpoint_of,
-    fingerprint,
-    named_arrays,
-    restored,
-    write_checkpoint,
-)
-from structured_dgp.training.history import History, Record
+from structured_dgp.training.checkpoint import checkpoint_of, fingerprint, named_arrays, restored
+from structured_dgp.training.history import History, Log, Record
 from structured_dgp.training.progress import Display
+from structured_dgp.training.saver import CHECKPOINT_SECONDS, Saver, uninterrupted
 from structured_dgp.training.settings import Settings, as_settings
 from structured_dgp.training.step import Minibatches, State, StepInfo, compile_steps, initial_state
 from structured_dgp.validation import as_matrix
@@ -42,7 +33,6 @@ Reason: TypeAlias = Literal["max_steps", "max_seconds", "patience", "plateau", "
 
 CALL_SECONDS = 1.0  # how long one compiled call may take, so that the run can be watched and stopped
 CHUNK = 50  # and how many steps it has at most
-CHECKPOINT_SECONDS = 60.0
 LIMITS = ("max_steps", "max_seconds", "patience", "plateau", "min_steps", "refit")  # may change when a run goes on
 
 
@@ -108,7 +98,7 @@ def train(
     if checkpoint is not None:
         run.resume(checkpoint)
     saver = Saver(checkpoint, checkpoint_steps, checkpoint_seconds)
-    trained = run.go(saver, _Log(log, run.history), callback, verbose)
+    trained = run.go(saver, Log(log, run.history), callback, verbose)
     if not settings.refit or not len(run.x_score) or trained.reason in ("max_seconds", "callback"):
         return trained
     left = None
@@ -124,7 +114,7 @@ def train(
     if folder is not None:
         rerun.resume(folder)
     saver = Saver(folder, checkpoint_steps, checkpoint_seconds)
-    full = rerun.go(saver, _Log(None, History()), callback, verbose)
+    full = rerun.go(saver, Log(None, History()), callback, verbose)
     if full.reason != "max_steps":
         return replace(trained, seconds=trained.seconds + full.seconds)
     return replace(trained, model=full.model, refit=full.history, seconds=trained.seconds + full.seconds)
@@ -190,7 +180,7 @@ class _Run:
         chosen = self.state.parameters if parameters is None else parameters
         return eqx.combine(jax.tree.map(jnp.copy, chosen), fixed)
 
-    def go(self, saver: Saver, log: _Log, callback: Callable[[Record], bool | None] | None, verbose: int) -> Trained:
+    def go(self, saver: Saver, log: Log, callback: Callable[[Record], bool | None] | None, verbose: int) -> Trained:
         """Run to the end."""
         began = time.perf_counter()
         settings = self.settings
@@ -363,30 +353,6 @@ def _is_flat(elbo: Float[np.ndarray, " n"], tolerance: float) -> bool:
     return bool(late - early < tolerance)
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits for the end of what is inside, so that no half of it is lost; a second Ctrl-C does not wait."""
-    if threading.current_thread() is not threading.main_thread() or (
-        signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):
-        yield  # somebody else looks after signals
-        return
-    waiting: list[int] = []
-
-    def wait(number: int, frame: Any) -> None:
-        if waiting:
-            raise KeyboardInterrupt
-        waiting.append(number)
-
-    signal.signal(signal.SIGINT, wait)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if waiting:
-        raise KeyboardInterrupt
-
-
 class _Mean:
     """Means over the good attempts since the last record."""
 
@@ -409,56 +375,3 @@ class _Mean:
         values = (attempts[name][attempts["good"]] for name in ("data", "kl", "natural_length"))
         data, kl, length = (float(np.mean(value)) if len(value) else float("nan") for value in values)
         return data, kl, length
-
-
-class _Log:
-    """A file that gets every record; a resumed run first writes those it already has."""
-
-    def __init__(self, path: str | Path | None, history: History) -> None:
-        self._path = None if path is None else Path(path)
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            history.write_jsonl(self._path)
-
-    def write(self, record: Record) -> None:
-        if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(record.as_json() + "\n")
-
-
-@runtime_checkable
-class Checkpointed(Protocol):
-    """A run that can be written to a checkpoint."""
-
-    @property
-    def step(self) -> int:
-        """How many steps were made."""
-
-    def checkpoint(self, seconds: float) -> Contents:
-        """All that is needed to go on."""
-
-
-class Saver:
-    """Decides when to write a checkpoint; a disk that refuses is a warning, not the end of the run."""
-
-    def __init__(self, folder: str | Path | None, steps: int | None, seconds: float | None) -> None:
-        self._folder, self._steps, self._seconds = folder, steps, seconds
-        self._last_step, self._last_time = 0, time.perf_counter()
-
-    def is_due(self, step: int) -> bool:
-        by_steps = self._steps is not None and step - self._last_step >= self._steps
-        by_time = self._seconds is not None and time.perf_counter() - self._last_time >= self._seconds
-        return by_steps or by_time
-
-    def save(self, run: Checkpointed, seconds: float) -> None:
-        if self._folder is None:
-            return
-        try:
-            write_checkpoint(self._folder, run.step, run.checkpoint(seconds))
-        except OSError as error:
-            warnings.warn(
-                f"no checkpoint at step {run.step}: {error}. Training goes on; earlier checkpoints are untouched.",
-                StructuredDGPWarning,
-                stacklevel=2,
-            )
-        self._last_step, self._last_time = run.step, time.perf_counter()
