@@ -43,7 +43,7 @@ def one_case(case: str) -> dict[str, Any]:
     y = np.sin(x.sum(1, keepdims=True))
     model = initial_model(x, coupling, work.widths, work.n_inducing, precision=precision)
     with jax.enable_x64(True):
-        optimizer = settings.make_optimizer(ROWS)
+        optimizer = settings.make_optimizer(model, ROWS)
         steps = compile_steps(model, optimizer, n_samples=work.n_samples, n_data=ROWS, chunk=1)
         arrays = (jnp.asarray(part[: work.batch], model.dtype) for part in (x, y))
         rows = Minibatches(work.batch, work.batch, 0).rows(0, 1)

@@ -61,7 +61,7 @@ def our_step(
     x, y = work.data()
     model = initial_model(x, coupling, work.widths, work.n_inducing, precision=precision)
     settings = Settings(optimizer=optimizer, learning_rate=0.005, batch_size=work.batch, n_samples=work.n_samples)
-    optimiser = settings.make_optimizer(work.n_data)
+    optimiser = settings.make_optimizer(model, work.n_data)
     steps = compile_steps(model, optimiser, n_samples=work.n_samples, n_data=work.n_data, chunk=max(work.per_call, 1))
     rows = Minibatches(work.batch, work.batch, 0).rows(0, work.per_call)
     x, y, key = jnp.asarray(x, model.dtype), jnp.asarray(y, model.dtype), jax.random.key(0)

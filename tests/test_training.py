@@ -422,14 +422,27 @@ def test_the_rush_is_over_soon_and_is_for_natural_gradients_only() -> None:
     adam, natural = settings.rates()
     np.testing.assert_allclose([adam(0), adam(50), adam(100), adam(5000)], [0.03, 0.02, 0.015, 0.01])
     assert natural(0) == natural(50)
-    radius = settings.radii(60)
+    radius = settings.radii(settings.first_radius(60))
     assert callable(radius)
     np.testing.assert_allclose([radius(0), radius(50), radius(5000)], [10.0, 6.0, 2.0])
-    assert settings.changed(retraction="linear", radius=1.0).radii(60) == 1.0
-    assert settings.changed(rush_steps=0).radii(60) == 2.0
-    by_rows = settings.changed(rush_radius=None)
-    np.testing.assert_allclose([by_rows.radii(7500)(0), by_rows.radii(7500)(50)], [20.0, 11.0])
-    assert by_rows.radii(60) == 2.0
+    for changes in ({"retraction": "linear", "radius": 1.0}, {"rush_steps": 0}, {"optimizer": "adam"}):
+        assert settings.changed(**changes).first_radius(60) == 1.0
+    assert settings.radii(1.0) == 2.0
+
+
+def test_the_first_radius_depends_on_rows_and_coupling() -> None:
+    settings = Settings()
+    assert [settings.first_radius(n) for n in (3, 75, 300, 7500, 10**6)] == [1.0, 1.0, 2.0, 10.0, 10.0]
+    assert [settings.first_radius(7500, p) for p in (4.0, 25.0, 1e4)] == [5.0, 2.0, 1.0]
+    assert settings.first_radius(300, 4.0) == 2.0
+    assert settings.changed(rush_radius=7.0).first_radius(300, 4.0) == 7.0
+    optimizers = [settings.make_optimizer(small_model(coupling, (2, 2, 1)), 7500) for coupling in ("mf", "fc", "fc")]
+    assert optimizers[0] is not optimizers[1]
+    assert optimizers[1] is optimizers[2]  # or the same run would be compiled again
+
+
+def test_a_steady_run_has_a_steady_rate() -> None:
+    settings = Settings(learning_rate=0.01, decay=1.0, rush_steps=50, rush=3.0)
     for steady in (settings.changed(rush_steps=0), settings.changed(optimizer="adam")):
         assert float(steady.rates()[0](0)) == pytest.approx(0.01)
 

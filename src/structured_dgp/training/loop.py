@@ -150,7 +150,7 @@ class _Run:
         self.x, self.y = (jnp.asarray(part, model.dtype) for part in (x, y))
         self.x_score, self.y_score = x[score_rows], y[score_rows]
         self.batches = Minibatches(len(self.train_rows), settings.batch_size, settings.seed)
-        optimizer = settings.make_optimizer(len(x))
+        optimizer = settings.make_optimizer(model, len(x))
         self.adam_rate, self.natural_rate = settings.rates()
         self.state = initial_state(model, optimizer)
         self.compiled = compile_steps(

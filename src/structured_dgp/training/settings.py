@@ -22,7 +22,9 @@ from structured_dgp.validation import changed
 RATES = {"natural": 0.04, "adam": 0.02}
 """Adam's rate, where none is given, by optimiser."""
 RUSH_ROWS = 75
-"""With this many rows, the trust region does not rush; with a hundred times as many, it starts ten times as large."""
+"""With this many rows, the trust region does not rush; with a hundred times as many, it starts ten times as large,"""
+RUSH_LIMIT = 10.0
+"""which is the limit for mean field; where GPs have p predecessors on average, the limit is √p times less."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Settings:
             not, as is best for a model that is trained already.
         rush: in the first step, Adam's rate is this many times as large,
         rush_radius: and so is the radius this many times; not that of the linear retraction, which has a limit. None:
-            ``√(rows / RUSH_ROWS)`` times, at least once, because more rows pull the posterior further from its start.
+            see :meth:`first_radius`.
         retraction: see :func:`~structured_dgp.training.natural.natural_gradient`.
         decay: both rates are multiplied by this every ``decay_steps`` steps, gradually or, with ``staircase``, at once.
         clip: largest norm of the gradient that Adam sees; None for no limit.
@@ -162,10 +164,22 @@ class Settings:
         hurry = self._hurry(self.rush)
         return (adam if hurry is None else lambda step: adam(step) * hurry(step)), natural
 
-    def radii(self, n_rows: int) -> float | optax.Schedule:
+    def first_radius(self, n_rows: int, predecessors: float = 1.0) -> float:
+        """How many times as large as later the trust region is in the first step.
+
+        More rows pull the posterior further from its start, so it is ``√(rows / RUSH_ROWS)``, unless ``rush_radius``
+        says otherwise; but long steps lead astray where much is coupled, so there is a limit that depends on the mean
+        number of ``predecessors`` of a GP, itself included.
+        """
+        if self.optimizer != "natural" or not self.rush_steps or self.retraction == "linear":
+            return 1.0
+        if self.rush_radius is not None:
+            return self.rush_radius
+        return max(1.0, min((n_rows / RUSH_ROWS) ** 0.5, RUSH_LIMIT / predecessors**0.5))
+
+    def radii(self, first: float) -> float | optax.Schedule:
         """The trust region, a number or a function of the step."""
-        first = max(1.0, (n_rows / RUSH_ROWS) ** 0.5) if self.rush_radius is None else self.rush_radius
-        hurry = None if self.retraction == "linear" else self._hurry(first)
+        hurry = self._hurry(first)
         return self.radius if hurry is None else lambda step: self.radius * hurry(step)
 
     def _hurry(self, first: float) -> optax.Schedule | None:
@@ -174,10 +188,12 @@ class Settings:
             return None
         return lambda step: 1.0 + (first - 1.0) * jnp.exp2(-step / self.rush_steps)
 
-    def make_optimizer(self, n_rows: int) -> optax.GradientTransformationExtraArgs:
-        """The Optax optimiser for the trainable part of a model; the same object for the same values."""
-        by_rows = n_rows if self.rush_radius is None and self.rush_steps and self.optimizer == "natural" else 0
-        return _optimizer(Settings(**{name: getattr(self, name) for name in OPTIMIZER_SETTINGS}), by_rows)
+    def make_optimizer(self, model: DeepGP, n_rows: int) -> optax.GradientTransformationExtraArgs:
+        """The Optax optimiser for the trainable part of ``model``; the same object for the same values."""
+        posterior = model.posterior
+        order = posterior.structure.predecessors if isinstance(posterior, Posterior) else ((0,),)
+        first = self.first_radius(n_rows, sum(map(len, order)) / len(order))
+        return _optimizer(Settings(**{name: getattr(self, name) for name in OPTIMIZER_SETTINGS}), first)
 
 
 OPTIMIZER_SETTINGS = (
@@ -201,7 +217,7 @@ OPTIMIZER_SETTINGS = (
 
 
 @functools.lru_cache(maxsize=32)
-def _optimizer(settings: Settings, n_rows: int) -> optax.GradientTransformationExtraArgs:
+def _optimizer(settings: Settings, first_radius: float) -> optax.GradientTransformationExtraArgs:
     adam_rate, natural_rate = settings.rates()
     parts = [optax.adam(adam_rate, b2=settings.memory)]
     if settings.surge is not None:
@@ -213,7 +229,7 @@ def _optimizer(settings: Settings, n_rows: int) -> optax.GradientTransformationE
         adam = relative_steps(adam)
     if settings.optimizer == "adam":
         return optax.with_extra_args_support(adam)
-    natural = natural_gradient(natural_rate, settings.radii(n_rows), settings.retraction)
+    natural = natural_gradient(natural_rate, settings.radii(first_radius), settings.retraction)
     return optax.partition({"natural": natural, "adam": adam}, _labels)
 
 
