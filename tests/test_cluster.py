@@ -26,16 +26,30 @@ pytest.importorskip("distributed")
 TREES = [Method("forest", "forest", (("options", {"n_estimators": 150}),))]
 
 
+POISON = """
+from os import _exit
+from structured_dgp.experiments import sweep
+
+run_task = sweep.harmless = getattr(sweep, "harmless", sweep.run_task)  # a worker may read this file twice
+sweep.run_task = lambda task, *rest, **more: _exit(1) if task.split == 2 else run_task(task, *rest, **more)
+"""
+
+
 @contextmanager
-def cluster(folder: Path, workers: int = 2) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """A scheduler and its workers, in processes of their own; its address, and the workers."""
+def cluster(folder: Path, *options: str, workers: int = 2) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """A scheduler that gives up a task with the first lost worker, and workers, in processes of their own.
+
+    Its address, and the workers.
+    """
     log, processes = folder / "scheduler.log", []
-    quiet = {**os.environ, "DASK_DISTRIBUTED__ADMIN__LOW_LEVEL_LOG_LENGTH": "100"}
+    settings = {"ADMIN__LOW_LEVEL_LOG_LENGTH": "100", "SCHEDULER__ALLOWED_FAILURES": "0"}
+    environment = {**os.environ, **{f"DASK_DISTRIBUTED__{name}": value for name, value in settings.items()}}
 
     def start(*arguments: str, output: Path) -> subprocess.Popen[bytes]:
         with output.open("wb") as file:
             command = [sys.executable, "-m", *arguments]
-            process = subprocess.Popen(command, stdout=file, stderr=file, cwd=folder, env=quiet, start_new_session=True)
+            where = {"stdout": file, "stderr": file, "cwd": folder}
+            process = subprocess.Popen(command, **where, env=environment, start_new_session=True)
         processes.append(process)
         return process
 
@@ -45,7 +59,7 @@ def cluster(folder: Path, workers: int = 2) -> Iterator[tuple[str, list[subproce
         while not (found := re.search(r"tcp://127\.0\.0\.1:\d+", log.read_text())):
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
-        options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--death-timeout", "60")
+        options = ("--nthreads", "1", "--no-dashboard", "--death-timeout", "60", *(options or ("--no-nanny",)))
         yield (
             found[0],
             [
@@ -89,6 +103,17 @@ def test_a_lost_worker_loses_and_repeats_nothing(tmp_path: Path) -> None:
     assert [run.key for run in ours] == [run.key for run in theirs]
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(one.log_density, other.log_density)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_run_that_kills_its_workers_fails_alone(tmp_path: Path) -> None:
+    tasks, store = tasks_on(tmp_path), tmp_path / "cluster.sqlite"
+    (tmp_path / "poison.py").write_text(POISON)
+    with cluster(tmp_path, "--nanny", "--preload", "poison.py") as (address, _):
+        assert run_sweep(tasks, store, cluster=address, verbose=0) == (8, 2)
+    states = {(run.split, run.state) for run in Store(store).runs()}
+    assert states == {(0, "done"), (1, "done"), (2, "failed"), (3, "done"), (4, "done")}
+    assert all("KilledWorker" in run.record["error"] for run in Store(store).runs() if run.state == "failed")
 
 
 def test_no_cluster_is_an_error_with_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -332,10 +332,12 @@ def _outcomes_on_cluster(
 ) -> Iterator[tuple[str, bool]]:
     """The outcomes of all tasks as they come from a Dask cluster, whose workers need not see the store.
 
-    The scheduler gives the task of a lost worker to another one; a result is stored here when it arrives.
+    The scheduler gives the tasks of a lost worker to another one, but after some losses it gives up every task that was
+    waiting there, not only the one under way. Such tasks are sent again together, and then each on its own: a run that
+    is given up even so counts as failed. A result is stored here when it arrives.
     """
     try:
-        from distributed import Client, as_completed
+        from distributed import Client
     except ImportError as error:
         raise InputError("a cluster needs Dask: pip install 'structured-dgp[cluster]'.") from error
     try:
@@ -343,11 +345,28 @@ def _outcomes_on_cluster(
     except (OSError, ValueError) as error:
         raise InputError(f"there is no Dask scheduler at {address}: {error}.") from error
     with client:
-        futures = client.map(run_task, open_tasks, data_dir=data_dir, key=[task.key for task in open_tasks], pure=False)
-        keys = {future: task for future, task in zip(futures, open_tasks, strict=True)}
-        for future in as_completed(futures):
-            task = keys.pop(future)
-            trouble = future.exception()
-            run = future.result() if trouble is None else failed_run(task, trouble)
-            store.add(run)
-            yield task.key, task.key in store.finished()
+        left = {task.key: task for task in open_tasks}
+        for name in ("", "again-"):
+            for task, run, is_given_up in _on_cluster(client, list(left.values()), data_dir, name):
+                if not is_given_up:
+                    del left[task.key]
+                    store.add(run)
+                    yield task.key, task.key in store.finished()
+        for task in left.values():
+            for _, run, _ in _on_cluster(client, [task], data_dir, "alone-"):
+                store.add(run)
+                yield task.key, task.key in store.finished()
+
+
+def _on_cluster(client: Any, tasks: list[Task], data_dir: str | None, name: str) -> Iterator[tuple[Task, Run, bool]]:
+    """Each task with its run as it comes, and whether this is the scheduler's word that workers were lost with it."""
+    from distributed import KilledWorker, as_completed
+
+    keys = [name + task.key for task in tasks]
+    futures = client.map(run_task, tasks, data_dir=data_dir, key=keys, pure=False)
+    found = dict(zip(keys, tasks, strict=True))
+    for future in as_completed(futures):
+        task, trouble = found[future.key], future.exception()
+        run = future.result() if trouble is None else failed_run(task, trouble)
+        future.release()  # or the cluster would make it again if it lost the worker that still holds it
+        yield task, run, isinstance(trouble, KilledWorker)
