@@ -494,6 +494,7 @@ def test_figures_that_train_are_drawn(name: str, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(figures, "COUPLINGS", {"MF": "mf", "STAR": "star", "FC": "star"})  # FC compiles slowly
     monkeypatch.setattr(figures, "WIDTH", 1)
     monkeypatch.setattr(figures, "ARCHITECTURES", ((2, 1),))
+    monkeypatch.setattr(figures, "LONGER", 2)
     drawn = figures.FIGURES[name].draw(Drawing(n_inducing=5, steps=4))
     paths = figures.write_figure(name, drawn, tmp_path)
     assert [path.suffix for path in paths] == [".svg", ".png"]
@@ -536,23 +537,27 @@ def test_a_chain_is_thinned_to_its_effective_size_if_enough_is_left() -> None:
     assert figures.thinning_of(400, 900.0) == 1
 
 
-def test_the_normality_figure_names_the_settings_and_the_effective_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_normality_figure_tests_the_published_samples_and_a_thinned_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     table = figures.load("energy")
     few = figures.Table("few", table.x[::12], table.y[::12], table.inputs, table.target)
     monkeypatch.setattr(figures, "load", lambda *arguments: few)
-    monkeypatch.setattr(figures, "effective_sample_size", lambda chains: np.array([1.0, 20.0, 99.0]))
-    monkeypatch.setattr(figures, "ENOUGH", 20)
+    monkeypatch.setattr(figures, "effective_sample_size", lambda chains: np.array([1.0, 30.0, 99.0]))
+    monkeypatch.setattr(figures, "ENOUGH", 30)
+    monkeypatch.setattr(figures, "LONGER", 3)
     tested: list[np.ndarray] = []
 
-    def plot(samples: np.ndarray) -> Any:
+    def plot(samples: np.ndarray, axes: Any) -> Any:
         tested.append(samples)
-        return plot_normality(samples)
+        return plot_normality(samples, axes)
 
     monkeypatch.setattr(figures, "plot_normality", plot)
-    title = figures.normality_figure(Drawing(n_inducing=5, steps=6)).get_suptitle()
-    assert "M = 5: 6 steps of burn-in, 40 samples 1 steps apart" in title
-    assert "median effective sample size 20, one in 2 is tested" in title
-    assert len(tested[0]) == 20
+    figure = figures.normality_figure(Drawing(n_inducing=5, steps=6))
+    assert "M = 5, 6 steps of burn-in; median effective size of 90 samples: 30" in figure.get_suptitle()
+    titles = [axis.get_title() for axis in figure.axes]
+    assert (titles[0], titles[2]) == ("30 samples, 1 steps apart", "one in 3 of 90 samples")
+    kept, thinned = tested
+    assert len(kept) == len(thinned) == 30
+    np.testing.assert_array_equal(kept[::3], thinned[:10])  # of the same chain
 
 
 def test_the_run_time_is_that_of_a_compiled_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
