@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from structured_dgp.couplings import Coupling, Order, Structure, Widths, as_coupling
 from structured_dgp.dense import Chain, DensePosterior, FactorRule
 from structured_dgp.exceptions import CouplingError, InputError
-from structured_dgp.posterior import AbstractPosterior, Posterior, prior_distance
+from structured_dgp.posterior import AbstractPosterior, Posterior
 
 Array = NDArray[np.float64]
 
@@ -268,9 +268,7 @@ def test_a_factor_of_any_shape_will_do() -> None:
     np.testing.assert_array_equal(posterior.factor(), C)
     check_moments(posterior, mean, C @ C.T)
     check_samples(posterior, mean, C @ C.T)
-    np.testing.assert_allclose(
-        prior_distance(jnp.asarray(mean), jnp.asarray(C)), gaussian_kl(mean, C @ C.T), rtol=1e-12
-    )
+    np.testing.assert_allclose(posterior.kl(), gaussian_kl(mean, C @ C.T), rtol=1e-12)
 
 
 def test_a_dense_posterior_agrees_with_the_coupling_it_copies() -> None:
@@ -338,6 +336,26 @@ def test_a_chain_is_the_inverse_of_its_bidiagonal_factor(widths: Widths) -> None
         largest = np.abs(dense.block(precision, i, k, M)).max()
         assert (largest > 1e-3) == (abs(labels[i][0] - labels[k][0]) <= 1)
         assert largest > 1e-3 or largest < 1e-10
+
+
+def test_the_gradient_of_a_chain_is_that_of_its_factor() -> None:
+    chain, _ = random_chain(4, (2, 1, 2))
+    weights = np.random.default_rng(5).standard_normal((15, 15))
+
+    def by_layers(rule: Chain) -> jax.Array:
+        return jnp.sum(weights * rule.covariance()) + DensePosterior(rule, (2, 1, 2)).kl()
+
+    def by_factor(rule: Chain) -> jax.Array:
+        mean, C = rule()
+        kl = 0.5 * (jnp.sum(mean**2) + jnp.sum(C**2) - mean.size) - jnp.linalg.slogdet(C)[1]
+        return jnp.sum(weights * (C @ C.T)) + kl
+
+    (value, gradient), (expected_value, expected) = (
+        jax.value_and_grad(answer)(chain) for answer in (by_layers, by_factor)
+    )
+    np.testing.assert_allclose(value, expected_value, rtol=1e-12)
+    for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
 def test_a_chain_starts_where_a_coupling_does() -> None:

@@ -1,15 +1,15 @@
 """The second door: posteriors that are not a partial order, from any rule that returns a mean and a dense factor.
 
 Write an Equinox module whose call returns ``(mean (T, M), factor (T·M, T·M))`` from its own parameters and hand it to
-:class:`DensePosterior`. It runs on the fully coupled path, so it is as slow as FC, and right for any covariance.
-:class:`Chain` is the worked example.
+:class:`DensePosterior`. It runs on the fully coupled path, so it is as slow as FC, and right for any covariance. A rule
+that knows a faster way to its covariance or log determinant can say so. :class:`Chain` is the worked example.
 """
 
 from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import equinox as eqx
 import jax
@@ -19,8 +19,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from structured_dgp.couplings import FullyCoupled, Structure, Widths, check_widths
 from structured_dgp.exceptions import InputError
-from structured_dgp.posterior import AbstractPosterior, prior_distance
+from structured_dgp.posterior import AbstractPosterior
 from structured_dgp.precision import as_array, wide_scope
+from structured_dgp.products import gram
 
 
 class FactorRule(eqx.Module):
@@ -29,6 +30,14 @@ class FactorRule(eqx.Module):
     @abstractmethod
     def __call__(self) -> tuple[Float[Array, "T M"], Float[Array, "TM TM"]]:
         """The mean and a square factor C of the covariance C Cᵀ."""
+
+    def covariance(self) -> Float[Array, "TM TM"]:
+        """C Cᵀ, by another way if there is a faster one."""
+        return gram(self()[1])
+
+    def log_determinant(self) -> Float[Array, ""]:
+        """log |det C|, likewise."""
+        return jnp.linalg.slogdet(self()[1])[1]
 
 
 class DensePosterior(AbstractPosterior):
@@ -60,14 +69,16 @@ class DensePosterior(AbstractPosterior):
 
     @wide_scope
     def moments(self) -> tuple[Float[Array, "T M"], tuple[Float[Array, "M _"], ...]]:
-        mean, C = self.rule()
+        mean, S = self.rule()[0], self.rule.covariance()
         M = mean.shape[1]
-        S = C @ C.T
         return mean, tuple(S[j * M : (j + 1) * M, j * M :] for j in range(mean.shape[0]))
 
     @wide_scope
     def kl(self) -> Float[Array, ""]:
-        return prior_distance(*self.rule())
+        mean = self.rule()[0]
+        # the covariance is that of the moments, which a compiler makes once
+        squares = jnp.sum(mean**2) + jnp.trace(self.rule.covariance())
+        return 0.5 * (squares - mean.size) - self.rule.log_determinant()
 
     @wide_scope
     def factor(self) -> Float[Array, "TM TM"]:
@@ -111,12 +122,34 @@ class Chain(FactorRule):
 
     @wide_scope
     def __call__(self) -> tuple[Float[Array, "T M"], Float[Array, "TM TM"]]:
-        sizes = [block.shape[0] for block in self.diagonal]
         rows: list[Array] = []
-        for layer, block in enumerate(self.diagonal):
-            inverse = jax.scipy.linalg.solve_triangular(block, jnp.eye(sizes[layer], dtype=block.dtype), lower=True)
+        for layer, inverse in enumerate(self._inverses()):
             # C[l, k] = -B[l, l]⁻¹ B[l, l-1] C[l-1, k]
             earlier = [-inverse @ (self.below[layer - 1] @ rows[-1])] if layer else []
             rows.append(jnp.concatenate([*earlier, inverse], axis=1))
-        total = sum(sizes)
+        total = self.mean.size
         return self.mean, jnp.concatenate([jnp.pad(row, ((0, 0), (0, total - row.shape[1]))) for row in rows])
+
+    @wide_scope
+    def covariance(self) -> Float[Array, "TM TM"]:
+        """Layer by layer: S[l, k] = W S[l-1, k] for k < l, and S[l, l] = S[l, l-1] Wᵀ + A Aᵀ.
+
+        A = B[l, l]⁻¹, W = -A B[l, l-1].
+        """
+        first, *others = self._inverses()
+        S = gram(first)
+        for A, below in zip(others, self.below, strict=True):
+            W = -A @ below
+            before = W.shape[1]
+            row = W @ S[-before:]
+            S = jnp.block([[S, row.T], [row, row[:, -before:] @ W.T + gram(A)]])
+        return S
+
+    @wide_scope
+    def log_determinant(self) -> Float[Array, ""]:
+        return -jnp.sum(jnp.log(jnp.abs(jnp.concatenate([jnp.diagonal(block) for block in self.diagonal]))))
+
+    def _inverses(self) -> Iterator[Float[Array, "_ _"]]:
+        """The inverse of each diagonal block."""
+        for block in self.diagonal:
+            yield jax.scipy.linalg.solve_triangular(block, jnp.eye(len(block), dtype=block.dtype), lower=True)

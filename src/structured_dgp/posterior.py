@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from abc import abstractmethod
 from collections.abc import Iterable
 
@@ -281,9 +280,3 @@ def _check_pattern(grid: Float[np.ndarray, "T T M M"], structure: Structure) -> 
             )
         if np.any(np.diagonal(grid[i, i]) == 0.0):
             raise InputError(f"the diagonal block of GP {i} has a zero on its diagonal: the covariance is singular.")
-
-
-def prior_distance(mean: Float[Array, "T M"], factor: Float[Array, "TM TM"]) -> Float[Array, ""]:
-    """KL[N(m, C Cᵀ) || N(0, I)] from a dense factor of any shape."""
-    log_determinant = jnp.linalg.slogdet(factor)[1]
-    return 0.5 * (jnp.sum(mean**2) + jnp.sum(factor**2) - math.prod(mean.shape)) - log_determinant

@@ -45,6 +45,15 @@ matmul_transposed.defvjp(lambda a, b: (a @ b.T, (a, b)), _matmul_transposed_back
 
 
 @jax.custom_vjp
+def gram(a: Float[Array, "n k"]) -> Float[Array, "n n"]:
+    """a aᵀ, whose gradient (G + Gᵀ) a is one product."""
+    return a @ a.T
+
+
+gram.defvjp(lambda a: (a @ a.T, a), lambda a, g: ((g + g.T) @ a,))
+
+
+@jax.custom_vjp
 def quadratic_forms(A: Float[Array, "n M"], S: Float[Array, "M TM"]) -> Float[Array, "n T"]:
     """A · S_t A for symmetric blocks S_t that stand side by side.
 
