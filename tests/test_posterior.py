@@ -1,5 +1,6 @@
 """Posteriors over inducing outputs against dense NumPy algebra, for every kind of coupling and for the dense door."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -307,7 +308,7 @@ def test_impossible_widths_are_refused() -> None:
 
 
 def random_chain(seed: int, widths: Widths) -> tuple[Chain, Array]:
-    """A chain, and its B assembled by hand."""
+    """A chain, and the bidiagonal factor B of its precision, assembled by hand."""
     rng = np.random.default_rng(seed)
     ends = np.cumsum([width * M for width in widths]).tolist()
     spans = [slice(end - width * M, end) for end, width in zip(ends, widths, strict=True)]
@@ -319,8 +320,10 @@ def random_chain(seed: int, widths: Widths) -> tuple[Chain, Array]:
             B[span, spans[layer - 1]] = rng.standard_normal(B[span, spans[layer - 1]].shape) / np.sqrt(size)
     chain = Chain(
         mean=jnp.asarray(rng.standard_normal((sum(widths), M))),
-        diagonal=tuple(jnp.asarray(B[span, span]) for span in spans),
-        below=tuple(jnp.asarray(B[spans[layer], spans[layer - 1]]) for layer in range(1, len(spans))),
+        factors=tuple(jnp.asarray(np.linalg.inv(B[span, span])) for span in spans),
+        weights=tuple(
+            jnp.asarray(-np.linalg.solve(B[span, span], B[span, before])) for before, span in itertools.pairwise(spans)
+        ),
     )
     return chain, B
 
@@ -364,4 +367,4 @@ def test_a_chain_starts_where_a_coupling_does() -> None:
     np.testing.assert_allclose(chain.factor(), coupled.factor(), rtol=1e-14)
     np.testing.assert_allclose(answers(chain)[1], answers(coupled)[1], rtol=1e-12)
     assert not np.any(chain.rule.mean)
-    assert [block.shape for block in chain.rule.below] == [(6, 6), (3, 6)]
+    assert [block.shape for block in chain.rule.weights] == [(6, 6), (3, 6)]

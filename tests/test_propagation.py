@@ -35,14 +35,16 @@ def build(reference: dense.DenseDGP, posterior: AbstractPosterior) -> DeepGP:
 
 
 def chain_rule(factor: np.ndarray, widths: tuple[int, ...], mean: np.ndarray) -> Chain:
-    """The chain whose dense factor is given, read off the inverse B of the factor."""
-    B = np.linalg.inv(factor)
+    """The chain whose dense factor is given: W_l = C[l, l-1] C[l-1, l-1]⁻¹."""
     ends = np.cumsum([0, *widths]) * mean.shape[1]
     spans = [slice(a, b) for a, b in itertools.pairwise(ends)]
     return Chain(
         mean=as_array(mean),
-        diagonal=tuple(as_array(np.tril(B[span, span])) for span in spans),
-        below=tuple(as_array(B[upper, lower]) for lower, upper in itertools.pairwise(spans)),
+        factors=tuple(as_array(factor[span, span]) for span in spans),
+        weights=tuple(
+            as_array(factor[upper, lower] @ np.linalg.inv(factor[lower, lower]))
+            for lower, upper in itertools.pairwise(spans)
+        ),
     )
 
 

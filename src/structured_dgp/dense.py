@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import equinox as eqx
 import jax
@@ -92,19 +92,21 @@ class DensePosterior(AbstractPosterior):
 
 
 class Chain(FactorRule):
-    """Markov over layers: a precision that couples only neighbouring layers (Ustyuzhaninov et al., 2019).
+    """Markov over layers (Ustyuzhaninov et al., 2019): given the layer before, a layer does not depend on earlier ones.
 
-    The precision is Bᵀ B with B block lower bidiagonal over layers, and C = B⁻¹ by forward substitution.
+    q(v_l | v_{l-1}) = N(m_l + W_l (v_{l-1} - m_{l-1}), A_l A_lᵀ). The precision couples neighbouring layers only: it is
+    Bᵀ B with B block lower bidiagonal, A_l⁻¹ on the diagonal and -A_l⁻¹ W_l below it. It is A and W that are trained,
+    because B is large where A starts small, and a step of Adam would not move it.
 
     Attributes:
         mean: (T, M).
-        diagonal: for each layer, the lower-triangular block B[l, l] of T_l·M rows.
-        below: for each layer but the first, the block B[l, l-1].
+        factors: for each layer, A_l of T_l·M rows; above the diagonal the numbers are ignored.
+        weights: for each layer but the first, W_l.
     """
 
     mean: Float[Array, "T M"]
-    diagonal: tuple[Float[Array, "_ _"], ...]
-    below: tuple[Float[Array, "_ _"], ...]
+    factors: tuple[Float[Array, "_ _"], ...]
+    weights: tuple[Float[Array, "_ _"], ...]
 
     @classmethod
     def initial(
@@ -116,40 +118,34 @@ class Chain(FactorRule):
         scales = [hidden_scale] * (len(sizes) - 1) + [output_scale]
         return cls(
             mean=as_array(np.zeros((sum(widths), n_inducing))),
-            diagonal=tuple(as_array(np.eye(size) / scale) for size, scale in zip(sizes, scales, strict=True)),
-            below=tuple(as_array(np.zeros((rows, columns))) for columns, rows in itertools.pairwise(sizes)),
+            factors=tuple(as_array(np.eye(size) * scale) for size, scale in zip(sizes, scales, strict=True)),
+            weights=tuple(as_array(np.zeros((rows, columns))) for columns, rows in itertools.pairwise(sizes)),
         )
 
     @wide_scope
     def __call__(self) -> tuple[Float[Array, "T M"], Float[Array, "TM TM"]]:
-        rows: list[Array] = []
-        for layer, inverse in enumerate(self._inverses()):
-            # C[l, k] = -B[l, l]⁻¹ B[l, l-1] C[l-1, k]
-            earlier = [-inverse @ (self.below[layer - 1] @ rows[-1])] if layer else []
-            rows.append(jnp.concatenate([*earlier, inverse], axis=1))
-        total = self.mean.size
-        return self.mean, jnp.concatenate([jnp.pad(row, ((0, 0), (0, total - row.shape[1]))) for row in rows])
+        first, *others = map(jnp.tril, self.factors)
+        C = first
+        for A, W in zip(others, self.weights, strict=True):
+            C = _bordered(C, jnp.zeros((len(C), len(A)), C.dtype), W @ C[-W.shape[1] :], A)
+        return self.mean, C
 
     @wide_scope
     def covariance(self) -> Float[Array, "TM TM"]:
-        """Layer by layer: S[l, k] = W S[l-1, k] for k < l, and S[l, l] = S[l, l-1] Wᵀ + A Aᵀ.
-
-        A = B[l, l]⁻¹, W = -A B[l, l-1].
-        """
-        first, *others = self._inverses()
+        """Layer by layer: S[l, k] = W_l S[l-1, k] for k < l, and S[l, l] = S[l, l-1] W_lᵀ + A_l A_lᵀ."""
+        first, *others = map(jnp.tril, self.factors)
         S = gram(first)
-        for A, below in zip(others, self.below, strict=True):
-            W = -A @ below
+        for A, W in zip(others, self.weights, strict=True):
             before = W.shape[1]
             row = W @ S[-before:]
-            S = jnp.block([[S, row.T], [row, row[:, -before:] @ W.T + gram(A)]])
+            S = _bordered(S, row.T, row, row[:, -before:] @ W.T + gram(A))
         return S
 
     @wide_scope
     def log_determinant(self) -> Float[Array, ""]:
-        return -jnp.sum(jnp.log(jnp.abs(jnp.concatenate([jnp.diagonal(block) for block in self.diagonal]))))
+        return jnp.sum(jnp.log(jnp.abs(jnp.concatenate([jnp.diagonal(A) for A in self.factors]))))
 
-    def _inverses(self) -> Iterator[Float[Array, "_ _"]]:
-        """The inverse of each diagonal block."""
-        for block in self.diagonal:
-            yield jax.scipy.linalg.solve_triangular(block, jnp.eye(len(block), dtype=block.dtype), lower=True)
+
+def _bordered(matrix: Array, right: Array, below: Array, corner: Array) -> Array:
+    """A matrix with the rows and columns of one more layer."""
+    return jnp.block([[matrix, right], [below, corner]])
