@@ -151,6 +151,9 @@ class SGHMCRegressor(_StandardisedRegressor):
         return self.model_.predict(x, self.n_draws)
 
 
+SAMPLED = {"inducing": "sampled", "n_samples": 5, "learning_rate": 0.005, "score_every": 200}
+"""For sampled inducing outputs: with natural gradients or a larger rate, the noise wins. Steps are faster than with
+analytic marginalisation, so that four times as many take no longer."""
 METHODS: dict[str, Callable[..., Any]] = {
     "exact": ExactGPRegressor,
     "sgp": lambda **options: DeepGPRegressor("mf", **{**options, "n_layers": 1}),
@@ -159,7 +162,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "fc": lambda **options: DeepGPRegressor("fc", **options),
     "chain": lambda **options: DeepGPRegressor("chain", **options),
     "fc_sampled": lambda settings=None, **options: DeepGPRegressor(
-        "fc", settings={"inducing": "sampled", "n_samples": 5, **(settings or {})}, **options
+        "fc", settings={**SAMPLED, **(settings or {})}, **{"optimizer": "adam", "max_steps": 6000, **options}
     ),
     "sghmc": SGHMCRegressor,
     "boosting": QuantileBoostingRegressor,
