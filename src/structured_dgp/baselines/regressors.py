@@ -160,7 +160,9 @@ METHODS: dict[str, Callable[..., Any]] = {
     "mf": lambda **options: DeepGPRegressor("mf", **options),
     "star": lambda **options: DeepGPRegressor("star", **options),
     "fc": lambda **options: DeepGPRegressor("fc", **options),
-    "chain": lambda **options: DeepGPRegressor("chain", **options),
+    "chain": lambda settings=None, **options: DeepGPRegressor(
+        "chain", settings={"learning_rate": 0.005, **(settings or {})}, **options
+    ),
     "fc_sampled": lambda settings=None, **options: DeepGPRegressor(
         "fc", settings={**SAMPLED, **(settings or {})}, **{"optimizer": "adam", "max_steps": 6000, **options}
     ),
