@@ -76,7 +76,7 @@ class DensePosterior(AbstractPosterior):
     @wide_scope
     def kl(self) -> Float[Array, ""]:
         mean = self.rule()[0]
-        # the covariance is that of the moments, which a compiler makes once
+        # the covariance is that of the moments: a compiler makes it once, but goes back through it twice
         squares = jnp.sum(mean**2) + jnp.trace(self.rule.covariance())
         return 0.5 * (squares - mean.size) - self.rule.log_determinant()
 
