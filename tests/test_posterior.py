@@ -270,6 +270,8 @@ def test_a_factor_of_any_shape_will_do() -> None:
     check_moments(posterior, mean, C @ C.T)
     check_samples(posterior, mean, C @ C.T)
     np.testing.assert_allclose(posterior.kl(), gaussian_kl(mean, C @ C.T), rtol=1e-12)
+    check_moments(posterior.evaluated(), mean, C @ C.T)
+    np.testing.assert_allclose(posterior.evaluated().kl(), gaussian_kl(mean, C @ C.T), rtol=1e-12)
 
 
 def test_a_dense_posterior_agrees_with_the_coupling_it_copies() -> None:
@@ -341,12 +343,15 @@ def test_a_chain_is_the_inverse_of_its_bidiagonal_factor(widths: Widths) -> None
         assert largest > 1e-3 or largest < 1e-10
 
 
-def test_the_gradient_of_a_chain_is_that_of_its_factor() -> None:
+@pytest.mark.parametrize("is_evaluated", [False, True])
+def test_the_gradient_of_a_chain_is_that_of_its_factor(is_evaluated: bool) -> None:
     chain, _ = random_chain(4, (2, 1, 2))
     weights = np.random.default_rng(5).standard_normal((15, 15))
 
     def by_layers(rule: Chain) -> jax.Array:
-        return jnp.sum(weights * rule.covariance()) + DensePosterior(rule, (2, 1, 2)).kl()
+        posterior = DensePosterior(rule, (2, 1, 2))
+        posterior = posterior.evaluated() if is_evaluated else posterior
+        return jnp.sum(weights * posterior.rule.covariance()) + posterior.kl()
 
     def by_factor(rule: Chain) -> jax.Array:
         mean, C = rule()

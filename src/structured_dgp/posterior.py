@@ -40,6 +40,10 @@ class AbstractPosterior(eqx.Module):
     def kl(self) -> Float[Array, ""]:
         """KL[q(v) || N(0, I)]."""
 
+    def evaluated(self) -> AbstractPosterior:
+        """The same posterior, with whatever its moments and its KL share computed once; by default nothing is."""
+        return self
+
     @abstractmethod
     def factor(self) -> Float[Array, "TM TM"]:
         """The dense factor C, flat order: layer, GP, inducing point."""

@@ -139,6 +139,7 @@ def _compiled(
         parameters: DeepGP, fixed: DeepGP, n_data: Array, x: Array, y: Array, key: Array
     ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""]]]:
         model = eqx.combine(parameters, fixed, rest)
+        model = eqx.tree_at(lambda model: model.posterior, model, model.posterior.evaluated())
         data = (n_data / x.shape[0]).astype(x.dtype) * ESTIMATES[estimate](model, x, y, key, n_samples)
         kl = model.posterior.kl()
         return kl - data, (data, kl)
