@@ -286,6 +286,12 @@ def test_every_format_has_every_number() -> None:
         assert "0.55(0.04)" in write(table)
 
 
+def test_differences_have_as_many_digits_as_the_papers() -> None:
+    text = as_text(TABLES["S2"](Results(some_runs())))
+    for cell in ("0.036(0.029)", " 0.27(0.15)", " 0.58(0.04)", "0.303(0.108)", " 0.63(0.04)"):
+        assert cell in text
+
+
 def test_one_split_has_no_error() -> None:
     entry = Entry.of([1.0])
     assert (entry.mean, entry.n) == (1.0, 1)

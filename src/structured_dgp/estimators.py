@@ -98,7 +98,7 @@ class DeepGPEstimator(SavedEstimator):
         likelihood: str | Likelihood = "auto",
         preset: str = "default",
         optimizer: str | None = None,
-        precision: str = "mixed",
+        precision: str | None = None,
         max_steps: int | None = None,
         max_seconds: float | None = None,
         early_stopping: bool | str = "auto",
@@ -185,6 +185,16 @@ class DeepGPEstimator(SavedEstimator):
     def _start(self) -> str:
         return "paper" if self.preset == "paper" else "default"
 
+    @property
+    def _precision(self) -> str:
+        if self.precision is not None:
+            return self.precision
+        return "float64" if self.preset == "paper" else "mixed"
+
+    def _makers(self) -> dict[str, Any]:
+        made = {name: getattr(self, name) for name in ("n_inducing", "kernel", "likelihood")}
+        return {**made, "precision": self._precision}
+
     def _fit(self, x: np.ndarray, y: np.ndarray, likelihood: Likelihood) -> None:
         """Train on inputs in their own units and on targets as the likelihood wants them."""
         self._check_parameters()
@@ -222,7 +232,7 @@ class DeepGPEstimator(SavedEstimator):
             start=self._start,
             kernel=self.kernel,
             likelihood=likelihood,
-            precision=self.precision,
+            precision=self._precision,
             seed=seed,
         )
 
@@ -306,7 +316,8 @@ class DeepGPRegressor(DistributionMixin, RegressorMixin, DeepGPEstimator):
             unless they are counts.
         preset: ``"default"`` or ``"paper"``.
         optimizer: ``"natural"`` or ``"adam"``; None for the preset's.
-        precision: ``"mixed"``, ``"float64"`` or ``"float32"``.
+        precision: ``"mixed"``, ``"float64"`` or ``"float32"``; None for the preset's: ``"mixed"``, and ``"float64"``
+            for ``preset="paper"``.
         max_steps: training steps at most; None for the preset's.
         max_seconds: training ends after this time; None for no limit.
         early_stopping: hold out ``validation_fraction`` of the rows, find the number of steps at which their score is

@@ -350,7 +350,8 @@ def differences_table(results: Results) -> ResultTable:
         "gradients unless the preset is the paper's."
     )
     title = "Extrapolation: more direct comparisons"
-    return ResultTable("S2", title, note, _columns(rows), rows, digits=3)
+    digits = {name: 3 if name.endswith("(dif)") and "SGHMC" not in name else 2 for name in columns}  # as the paper has
+    return ResultTable("S2", title, note, _columns(rows), rows, digits)
 
 
 def mark_elbo(entries: dict[str, Entry], pairs: Pairs) -> dict[str, Entry]:
