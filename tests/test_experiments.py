@@ -28,7 +28,7 @@ from structured_dgp.experiments.data import SOURCES, digest, load
 from structured_dgp.experiments.methods import Method
 from structured_dgp.experiments.splits import SPLITS, extrapolation, interpolation
 from structured_dgp.experiments.store import Run, Store, read_runs
-from structured_dgp.experiments.sweep import Task, failed_run, plan, run_sweep, run_task
+from structured_dgp.experiments.sweep import Task, defaults, failed_run, plan, run_sweep, run_task
 from structured_dgp.initial import STARTS, Start
 from structured_dgp.kernels import lengthscale_of
 from structured_dgp.parameters import Fixed
@@ -496,6 +496,11 @@ def test_densities_that_are_not_finite_are_a_failure(tmp_path: Path, monkeypatch
     assert run.state == "failed"
     assert "6 log densities" in run.record["error"]
     assert "split_digest" in run.record
+
+
+@pytest.mark.parametrize(("preset", "precision"), [("default", "mixed"), ("paper", "float64")])
+def test_the_precision_of_its_preset_is_behind_a_run(preset: str, precision: str) -> None:
+    assert defaults("star", {"preset": preset})["parameters"]["precision"] == precision
 
 
 def test_other_defaults_are_another_run(monkeypatch: pytest.MonkeyPatch) -> None:

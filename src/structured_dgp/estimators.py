@@ -56,6 +56,11 @@ def layer_widths(n_layers: int, width: int | Sequence[int], n_outputs: int) -> t
     return (*width, n_outputs)
 
 
+def preset_precision(preset: str) -> str:
+    """The precision of a model trained with a preset, unless another one is asked for."""
+    return "float64" if preset == "paper" else "mixed"
+
+
 def fit_seed(random_state: Any, checkpoint: str | Path | None) -> int:
     """The seed of a fit; one that is to be resumed needs the same each time."""
     if checkpoint is not None and random_state is None:
@@ -187,9 +192,7 @@ class DeepGPEstimator(SavedEstimator):
 
     @property
     def _precision(self) -> str:
-        if self.precision is not None:
-            return self.precision
-        return "float64" if self.preset == "paper" else "mixed"
+        return preset_precision(self.preset) if self.precision is None else self.precision
 
     def _makers(self) -> dict[str, Any]:
         made = {name: getattr(self, name) for name in ("n_inducing", "kernel", "likelihood")}

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from structured_dgp import metrics
 from structured_dgp.baselines import METHODS, SghmcSettings, make_method
-from structured_dgp.estimators import MANY_ROWS, RUSH_STEPS, STOPPING_ROWS
+from structured_dgp.estimators import MANY_ROWS, RUSH_STEPS, STOPPING_ROWS, preset_precision
 from structured_dgp.exceptions import InputError, StructuredDGPError
 from structured_dgp.experiments.data import SOURCES, digest, load
 from structured_dgp.experiments.facts import facts_of, machine
@@ -104,6 +104,7 @@ def defaults(method: str, options: dict[str, Any]) -> dict[str, Any]:
         preset = options.get("preset", "default")
         start = STARTS["paper" if preset == "paper" else "default"]
         found |= {"settings": as_settings(preset).as_dict(), "start": asdict(start)}
+        found["parameters"]["precision"] = preset_precision(preset)
         found["rows"] = {"stopping": STOPPING_ROWS, "many": MANY_ROWS, "rush_steps": RUSH_STEPS, "rush": RUSH_ROWS}
     if method == "sghmc":
         found |= {"settings": asdict(SghmcSettings()), "start": asdict(STARTS[options.get("start", "default")])}
