@@ -104,7 +104,8 @@ def defaults(method: str, options: dict[str, Any]) -> dict[str, Any]:
         preset = options.get("preset", "default")
         start = STARTS["paper" if preset == "paper" else "default"]
         found |= {"settings": as_settings(preset).as_dict(), "start": asdict(start)}
-        found["parameters"]["precision"] = preset_precision(preset)
+        if found["parameters"]["precision"] is None:
+            found["parameters"]["precision"] = preset_precision(preset)
         found["rows"] = {"stopping": STOPPING_ROWS, "many": MANY_ROWS, "rush_steps": RUSH_STEPS, "rush": RUSH_ROWS}
     if method == "sghmc":
         found |= {"settings": asdict(SghmcSettings()), "start": asdict(STARTS[options.get("start", "default")])}
