@@ -18,13 +18,13 @@ demo: .venv/run.stamp  ## fit and compare on embedded data, write a report page
 	@$(BIN)/sdgp demo
 
 # the tests share their compiled programs, because compiling takes most of their time
-PROGRAMS := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.venv/programs JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.3
+PROGRAMS := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.venv/programs JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
 test: .venv/dev.stamp  ## run the tests
 	@$(PROGRAMS) $(BIN)/pytest -n 2 --dist worksteal -q --durations=25 tests
 
 test-oracles: .venv/oracles.stamp  ## compare with GPyTorch (installs torch); a skipped test fails
-	@$(BIN)/pytest -q tests/oracles
+	@$(PROGRAMS) $(BIN)/pytest -n 2 --dist worksteal -q tests/oracles
 
 lint: .venv/dev.stamp  ## check style and types
 	@$(BIN)/ruff check -q

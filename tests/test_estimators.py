@@ -330,7 +330,7 @@ def test_how_long_to_train_is_found_out_where_there_are_rows_for_it(
 
 
 def test_the_preset_paper_has_the_papers_precision_and_jitter() -> None:
-    options = {**SMALL, "max_steps": 2, "precision": None}
+    options = {**SMALL, "n_layers": 1, "max_steps": 2, "precision": None}
     found = [DeepGPRegressor(**options, preset=preset).fit(X, Y).model_ for preset in ("default", "paper")]
     assert [model.precision for model in found] == ["mixed", "float64"]
     assert [model.jitter for model in found] == [1e-5, 1e-6]
@@ -339,7 +339,7 @@ def test_the_preset_paper_has_the_papers_precision_and_jitter() -> None:
 
 
 def test_a_warm_start_refuses_a_preset_with_another_precision() -> None:
-    model = DeepGPRegressor(**SMALL | {"max_steps": 2, "precision": None}, warm_start=True).fit(X, Y)
+    model = DeepGPRegressor(**SMALL | {"n_layers": 1, "max_steps": 2, "precision": None}, warm_start=True).fit(X, Y)
     with pytest.raises(InputError, match="made with precision='mixed', not 'float64'"):
         model.set_params(preset="paper").fit(X, Y)
 
