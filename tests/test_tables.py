@@ -243,6 +243,17 @@ def test_exported_runs_are_imported_before_they_are_repeated(tmp_path: Path) -> 
     assert second == "sdgp bench run --experiment interpolation --data boston --methods mf --splits 1"
 
 
+def test_the_papers_comparison_with_sghmc_is_there_beside_another_number_of_layers() -> None:
+    runs = [*some_runs(), a_run("SGHMC L2", 0, [0.0] * 4, "extrapolation")]
+    for name, other, three, cell in (
+        ("2", "SGHMC L2 vs STAR", "SGHMC L3 vs STAR", (0.50, 0.05)),
+        ("S2", "SGHMC L2 vs STAR (dif)", "SGHMC L3 vs STAR (dif)", (0.27, 0.15)),
+    ):
+        row = TABLES[name](Results(runs)).rows["boston"]
+        assert (row[other].n, row[other].paper) == (1, None)
+        assert (row[three].n, row[three].paper) == (0, cell)
+
+
 def test_differences_and_elbo() -> None:
     results = Results(some_runs())
     gain = TABLES["S2"](results).rows["boston"]["MF vs STAR (dif)"]
