@@ -27,6 +27,8 @@ from structured_dgp.experiments.store import Run, Store
 
 RUNS = {"--data": "energy,concrete", "--methods": "sgp,mf-l2,star-l2", "--splits": "2", "--steps": "150"}
 SWEEP = ["bench", "run", *(word for option in RUNS.items() for word in option), "--inducing", "16"]
+VICTIMS = ("worker", "parent")
+"""Of the sweep in processes, in turn."""
 SDGP = str(Path(sys.executable).parent / "sdgp")
 ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "OMP_NUM_THREADS": "1"}
 
@@ -54,6 +56,10 @@ class Stage:
 
     def store(self, name: str) -> Path:
         return self.folder / f"{name}.sqlite"
+
+    def is_at_work(self, name: str) -> bool:
+        """Whether a run is under way."""
+        return any(Path(f"{self.store(name)}.checkpoints").glob("*.running"))
 
     def dask(self, name: str, part: str, *options: str) -> subprocess.Popen[bytes]:
         return self.start(name, [sys.executable, "-m", f"distributed.cli.dask_{part}", *options])
@@ -89,15 +95,17 @@ def killed_here(stage: Stage, kills: int, pause: float, chance: random.Random) -
         try:
             process.wait(timeout=chance.uniform(0.3, 1.7) * pause if len(victims) < kills else None)
         except subprocess.TimeoutExpired:
+            victim = VICTIMS[len(victims) % len(VICTIMS)]
             workers = workers_of(process.pid)
-            if workers and chance.random() < 0.6:
-                os.kill(chance.choice(workers), signal.SIGKILL)
-                victims.append("worker")
-            else:
+            if victim == "parent":
                 process.kill()
                 process.wait()
-                victims.append("parent")
                 process = stage.sweep("processes", "--jobs", "2")
+            elif workers and stage.is_at_work("processes"):
+                os.kill(chance.choice(workers), signal.SIGKILL)
+            else:
+                continue  # nobody to kill yet
+            victims.append(victim)
             continue
         return victims
 
@@ -166,8 +174,10 @@ def main() -> None:
             rows.append(compared(stage, name, victims))
             print(rows[-1], flush=True)
             emit(rows, arguments.json)
-    if any(not row["once"] or row["equal"] < row["runs"] for row in rows):
+    if any(not row["once"] or row["equal"] < row["runs"] or row["left_behind"] for row in rows):
         raise SystemExit("a sweep that was killed is not equal to one that was not.")
+    if any(len(row["killed"]) < arguments.kills for row in rows):
+        raise SystemExit("a sweep ended before it was killed so often: make it longer, with more --splits in RUNS.")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from structured_dgp.exceptions import InputError
+from structured_dgp.exceptions import InputError, StructuredDGPError
 from structured_dgp.experiments.methods import Method
 from structured_dgp.experiments.splits import SPLITS
 from structured_dgp.experiments.store import Store
@@ -27,21 +27,30 @@ TREES = [Method("forest", "forest", (("options", {"n_estimators": 150}),))]
 
 
 POISON = """
+from dataclasses import replace
 from os import _exit
 from structured_dgp.experiments import sweep
 
 run_task = sweep.harmless = getattr(sweep, "harmless", sweep.run_task)  # a worker may read this file twice
-sweep.run_task = lambda task, *rest, **more: _exit(1) if task.split == 2 else run_task(task, *rest, **more)
+
+
+def other_version(task, *rest, **more):
+    if task.split == 2:
+        _exit(1)
+    return replace(run_task(task, *rest, **more), **({"key": "unplanned"} if task.split == 3 else {}))
+
+
+sweep.run_task = other_version
 """
 
 
 @contextmanager
-def cluster(folder: Path, *options: str, workers: int = 2) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """A scheduler that gives up a task with the first lost worker, and workers, in processes of their own.
+def cluster(folder: Path, *options: str) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """A scheduler that gives up a task with the first lost worker, and two workers, in processes of their own.
 
-    Its address, and the workers.
+    Its address, and all three processes.
     """
-    log, processes = folder / "scheduler.log", []
+    log, processes = folder / "scheduler.log", list[subprocess.Popen[bytes]]()
     settings = {"ADMIN__LOW_LEVEL_LOG_LENGTH": "100", "SCHEDULER__ALLOWED_FAILURES": "0"}
     environment = {**os.environ, **{f"DASK_DISTRIBUTED__{name}": value for name, value in settings.items()}}
 
@@ -60,13 +69,9 @@ def cluster(folder: Path, *options: str, workers: int = 2) -> Iterator[tuple[str
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         options = ("--nthreads", "1", "--no-dashboard", "--death-timeout", "60", *(options or ("--no-nanny",)))
-        yield (
-            found[0],
-            [
-                start("distributed.cli.dask_worker", found[0], *options, output=folder / f"worker-{index}.log")
-                for index in range(workers)
-            ],
-        )
+        for index in range(2):
+            start("distributed.cli.dask_worker", found[0], *options, output=folder / f"worker-{index}.log")
+        yield found[0], processes
     finally:
         for process in processes:
             process.kill()
@@ -85,18 +90,18 @@ def tasks_on(folder: Path) -> list[Task]:
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_lost_worker_loses_and_repeats_nothing(tmp_path: Path) -> None:
     tasks, store = tasks_on(tmp_path), tmp_path / "cluster.sqlite"
-    with cluster(tmp_path) as (address, workers):
+    with cluster(tmp_path) as (address, (_, worker, _)):
 
         def kill_one_in_the_middle() -> None:
             while not (store.exists() and len(Store(store).runs()) >= 3):
                 time.sleep(0.05)
-            workers[0].send_signal(signal.SIGKILL)
+            worker.send_signal(signal.SIGKILL)
 
         killer = threading.Thread(target=kill_one_in_the_middle, daemon=True)
         killer.start()
         assert run_sweep(tasks, store, cluster=address, verbose=0) == (10, 0)
         killer.join(timeout=30.0)
-        assert workers[0].wait(timeout=30.0) == -signal.SIGKILL
+        assert worker.wait(timeout=30.0) == -signal.SIGKILL
         assert run_sweep(tasks, store, cluster=address, verbose=0) == (0, 0)  # nothing is left
     run_sweep(tasks, tmp_path / "here.sqlite", verbose=0)
     ours, theirs = Store(store).runs(), Store(tmp_path / "here.sqlite").runs()
@@ -106,14 +111,32 @@ def test_a_lost_worker_loses_and_repeats_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_run_that_kills_its_workers_fails_alone(tmp_path: Path) -> None:
+def test_a_run_that_kills_its_workers_or_comes_from_another_version_fails_alone(tmp_path: Path) -> None:
     tasks, store = tasks_on(tmp_path), tmp_path / "cluster.sqlite"
     (tmp_path / "poison.py").write_text(POISON)
     with cluster(tmp_path, "--nanny", "--preload", "poison.py") as (address, _):
-        assert run_sweep(tasks, store, cluster=address, verbose=0) == (8, 2)
+        assert run_sweep(tasks, store, cluster=address, verbose=0) == (6, 4)
     states = {(run.split, run.state) for run in Store(store).runs()}
-    assert states == {(0, "done"), (1, "done"), (2, "failed"), (3, "done"), (4, "done")}
-    assert all("KilledWorker" in run.record["error"] for run in Store(store).runs() if run.state == "failed")
+    assert states == {(0, "done"), (1, "done"), (2, "failed"), (3, "failed"), (4, "done")}
+    errors = {(run.split, run.record["error"].split(":")[0]) for run in Store(store).runs(state="failed")}
+    assert errors == {(2, "KilledWorker"), (3, "StructuredDGPError")}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_lost_scheduler_is_a_sentence_and_loses_no_finished_run(tmp_path: Path) -> None:
+    tasks, store = tasks_on(tmp_path), tmp_path / "cluster.sqlite"
+    with cluster(tmp_path) as (address, (scheduler, *_)):
+
+        def kill_it_in_the_middle() -> None:
+            while not (store.exists() and len(Store(store).runs()) >= 2):
+                time.sleep(0.05)
+            scheduler.kill()
+
+        threading.Thread(target=kill_it_in_the_middle, daemon=True).start()
+        with pytest.raises(StructuredDGPError, match="the cluster was lost"):
+            run_sweep(tasks, store, cluster=address, verbose=0)
+    assert 2 <= len(Store(store).runs(state="done")) < 10
+    assert len(Store(store).runs(state="failed")) == 0
 
 
 def test_no_cluster_is_an_error_with_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

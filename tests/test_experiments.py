@@ -23,7 +23,7 @@ from structured_dgp import DeepGPRegressor
 from structured_dgp.baselines import METHODS
 from structured_dgp.exceptions import InputError
 from structured_dgp.experiments import data as experiment_data
-from structured_dgp.experiments import paper
+from structured_dgp.experiments import paper, sweep
 from structured_dgp.experiments.data import SOURCES, digest, load
 from structured_dgp.experiments.methods import Method
 from structured_dgp.experiments.splits import SPLITS, extrapolation, interpolation
@@ -44,8 +44,8 @@ def no_network(*arguments: object, **named: object) -> str:
     raise OSError("no network")
 
 
-def write_table(folder: Path, name: str = "own", rows: int = 60) -> Path:
-    rng = np.random.default_rng(0)
+def write_table(folder: Path, name: str = "own", rows: int = 60, seed: int = 0) -> Path:
+    rng = np.random.default_rng(seed)
     x = rng.standard_normal((rows, 2))
     values = np.column_stack([x, np.sin(x[:, 0]) + 0.1 * rng.standard_normal(rows)])
     path = folder / f"{name}.csv"
@@ -69,6 +69,12 @@ def test_ones_own_table_works_the_same_way(tmp_path: Path) -> None:
     table = load(str(write_table(tmp_path)))
     assert (table.name, table.inputs, table.target) == ("own", ("a", "b"), "y")
     assert digest(table) != digest(load("energy"))
+
+
+def test_a_table_without_names_loses_no_row_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "bare.csv").write_text("1,2.5\n3,4\n")
+    with pytest.raises(InputError, match="numbers in its first line"):
+        load(str(tmp_path / "bare.csv"))
 
 
 def test_a_changed_file_under_a_known_name_is_refused(tmp_path: Path) -> None:
@@ -207,6 +213,23 @@ def test_an_export_keeps_runs_that_were_exported_before(tmp_path: Path) -> None:
         assert file.read_bytes() == text[:-40]
 
 
+HALF_WRITTEN = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("PRAGMA cache_size = 1")  # so that changes reach the file before they are all made
+connection.executemany("INSERT INTO facts VALUES (?, ?)", ((str(i), "x" * 1000) for i in range(1000)))
+os._exit(1)
+"""
+
+
+def test_what_a_killed_writer_left_is_undone_by_a_reader(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    Store(path).add(Run("a", "interpolation", "own", "exact", 0, "done", {"crps": 0.1}, np.ones(2)))
+    subprocess.run([sys.executable, "-c", HALF_WRITTEN, str(path)], check=False)
+    assert path.with_name("r.sqlite-journal").stat().st_size > 0
+    assert [run.key for run in read_runs(path)] == ["a"]
+
+
 def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "results.sqlite").write_text("not a database, but a long enough text to look at " * 20)
     with pytest.raises(InputError, match=r"results\.sqlite"):
@@ -236,6 +259,7 @@ def test_a_run_records_what_it_did(tmp_path: Path) -> None:
     assert run.record["log_likelihood"] == pytest.approx(run.log_density.mean())
     assert {"library", "jax", "numpy", "sklearn", "seconds", "crps", "coverage", "xla_flags"} <= set(run.record)
     assert run.record["cpu"]
+    assert run.record["behind"]["parameters"]["random_state"] is None  # its other parameters, with their defaults
     assert len(run.record["code"]) == 12
 
 
@@ -283,11 +307,39 @@ def test_only_the_papers_own_table_has_its_name(tmp_path: Path) -> None:
     for name, path in paths.items():
         path.parent.mkdir()
         path.write_bytes(text if name == "same" else text[: text.rindex(b"\n", 0, -1) + 1])
-    same, other, by_name = plan(["interpolation"], [*map(str, paths.values()), "energy"], FOREST, [0])
+    # the same contents are the same run, by whatever path or name
+    same, other = plan(["interpolation"], [*map(str, paths.values()), "energy"], [*FOREST, *FOREST], [0])
+    (by_name,) = plan(["interpolation"], ["energy"], FOREST, [0])
     assert (same.name, other.name, by_name.name) == ("energy", "energy.csv", "energy")
+    assert same.key == by_name.key != other.key
     run = run_task(other)
     assert (run.state, run.data) == ("done", "energy.csv")
     assert run_task(Task("interpolation", str(tmp_path / "boston.csv"), "forest", 0)).data == "boston.csv"  # failed
+
+
+@pytest.mark.parametrize("what", ["options", "the defaults behind them", "the contents of the file"])
+def test_runs_that_no_table_could_tell_apart_are_refused_before_they_are_made(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / name for name in ("a", "b")]
+    for seed, folder in enumerate(folders):
+        folder.mkdir()
+        write_table(folder, seed=seed)
+    paths = [str(path) for folder in folders for path in folder.iterdir()]
+    store = tmp_path / "r.sqlite"
+    assert run_sweep(plan(["interpolation"], paths[:1], FOREST, [0]), store, verbose=0) == (1, 0)
+    data, method = paths[0], FOREST[0]
+    if what == "options":
+        method = Method("forest", "forest", (("options", {"n_estimators": 61}),))
+    elif what == "the contents of the file":
+        data = paths[1]
+    else:
+        monkeypatch.setattr(sweep, "defaults", lambda name, options: {"parameters": "others"})
+    with pytest.raises(InputError, match=f"forest on own that differ in {what}.* --store of its own"):
+        run_sweep(plan(["interpolation"], [data], [method], [1]), store, verbose=0)
+    assert len(Store(store).runs()) == 1
+    monkeypatch.undo()
+    assert run_sweep(plan(["interpolation"], paths[:1], FOREST, [0, 1]), store, verbose=0) == (1, 0)
 
 
 def test_an_error_is_a_record_and_the_rest_goes_on(tmp_path: Path) -> None:

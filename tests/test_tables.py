@@ -264,6 +264,16 @@ def test_differences_and_elbo() -> None:
     assert rows["FC L3"].n == 0
 
 
+def test_the_papers_elbo_with_natural_gradients_stands_beside_ours_with_them() -> None:
+    runs = some_runs()
+    for run in runs:
+        if run.record["label"] == "MF L3":
+            run.record["settings"] = {"optimizer": "adam"}
+    row = TABLES["S3"](Results(runs)).rows["boston"]
+    assert (row["MF L3"].n, row["STAR L3"].n) == (0, 2)
+    assert row["MF L3"].paper == (-510.0, 30.0)
+
+
 def test_only_splits_that_both_have_are_compared() -> None:
     runs = [run for run in some_runs() if not (run.split == 1 and run.record["label"] == "MF L3")]
     assert TABLES["2"](Results(runs)).rows["boston"]["MF vs STAR"].n == 1
@@ -277,10 +287,17 @@ def test_runs_with_different_options_do_not_mix() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"options": {"preset": "paper"}}, {"settings": {"seed": 1, "max_steps": 9}}, {"data_digest": "other"}]
+    "change",
+    [
+        {"options": {"preset": "paper"}},
+        {"settings": {"seed": 1, "max_steps": 9}},
+        {"data_digest": "other"},
+        {"behind": {"parameters": {"n_inducing": 64}}},
+    ],
 )
 def test_splits_with_different_settings_do_not_mix(change: dict[str, Any]) -> None:
     runs = [replace(run, record={**run.record, "settings": {"seed": run.split, "max_steps": 5}}) for run in some_runs()]
+    runs = [replace(run, record={**run.record, "behind": {"parameters": {"n_inducing": 128}}}) for run in runs]
     Results(runs)  # another seed is no other setting
     changed = replace(runs[-1], record={**runs[-1].record, **change})
     with pytest.raises(InputError, match="different options or settings"):
@@ -419,11 +436,15 @@ def test_what_cannot_be_done_is_said(arguments: list[str], message: str, tmp_pat
 def test_a_failed_run_is_an_exit_code_and_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("a,y\n1,[b]\n")
     command = ["bench", "run", "--data", str(tmp_path / "bad.csv"), "--methods", "forest", "--splits", "1"]
-    result = CliRunner().invoke(app, [*command, "--store", str(tmp_path / "r.sqlite")])
+    runner = CliRunner()
+    result = runner.invoke(app, [*command, "--store", str(tmp_path / "r.sqlite")])
     assert result.exit_code == 1
     assert "bad.csv is not a table of numbers" in " ".join(result.output.split())
     with pytest.raises(InputError, match="no finished runs"):
         read_runs(tmp_path / "r.sqlite")
+    told = runner.invoke(app, ["report", "--results", str(tmp_path / "r.sqlite"), "-o", str(tmp_path / "r.html")])
+    assert told.exit_code == 0, told.output
+    assert "bad.csv is not a table of numbers" in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
 def test_the_report_says_what_the_numbers_say(tmp_path: Path) -> None:
@@ -447,6 +468,7 @@ def test_the_report_tells_what_failed_and_how_to_repeat_ones_own_table() -> None
     assert "1 run failed:" in text
     assert "ValueError: it &lt;broke&gt;" in text
     assert "--data own.csv --methods forest" in text
+    assert "call it where they are" in text
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no program named chromium on the path")
@@ -499,8 +521,13 @@ def test_the_browser_would_tell(tmp_path: Path) -> None:
 def test_figures_from_runs_need_runs() -> None:
     with pytest.raises(InputError, match="sdgp bench run"):
         figures.elbo_figure(Drawing())
-    axes = figures.elbo_figure(Drawing(results=Results(some_runs()))).axes
-    assert [axis.get_title() for axis in axes if axis.get_visible()] == ["boston (2 splits)"]
+    drawn = figures.elbo_figure(Drawing(results=Results(some_runs())))
+    assert [axis.get_title() for axis in drawn.figure.axes if axis.get_visible()] == ["boston (2 splits)"]
+    assert drawn.findings == ("Mean ELBO of STAR L3 beside MF L3 over the same splits: boston larger by 200.",)
+    more = a_run("STAR L3", 7, np.zeros(4), elbo=9e9)  # a split that mean field has not
+    drawn = figures.elbo_figure(Drawing(results=Results([*some_runs(), more])))
+    assert drawn.figure.axes[0].get_title() == "boston (2 splits)"
+    assert drawn.figure.axes[0].get_ylim()[1] < 0
 
 
 @pytest.mark.parametrize("name", ["covariance", "structure", "convergence", "calibration", "normality"])
@@ -516,7 +543,11 @@ def test_figures_that_train_are_drawn(name: str, tmp_path: Path, monkeypatch: py
     paths = figures.write_figure(name, drawn, tmp_path)
     assert [path.suffix for path in paths] == [".svg", ".png"]
     assert all(path.stat().st_size > 5_000 for path in paths)
-    assert len(drawn.axes) >= 2
+    assert len(drawn.figure.axes) >= 2
+    assert figures.read_note(name, tmp_path) == (f"sdgp bench figure {name}", list(drawn.findings))
+    assert len(drawn.findings) == {"calibration": 3}.get(name, 1)
+    if name in ("covariance", "structure"):  # FC is a STAR here
+        assert "100% lie in the blocks that STAR has" in drawn.findings[0]
 
 
 def test_both_estimates_converge_for_the_same_time_without_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,7 +564,7 @@ def test_both_estimates_converge_for_the_same_time_without_compilation(monkeypat
 
     figures_train = figures.train
     monkeypatch.setattr(figures, "train", train)
-    over_time, over_steps = figures.convergence_figure(Drawing(n_inducing=4, steps=8)).axes
+    over_time, over_steps = figures.convergence_figure(Drawing(n_inducing=4, steps=8)).figure.axes
     (_, analytic), (_, sampled) = made[1], made[3]
     assert [(options["inducing"], result.steps) for options, result in made[::2]] == [
         ("marginalised", 1),  # these two compile
@@ -568,7 +599,8 @@ def test_the_normality_figure_tests_the_published_samples_and_a_thinned_chain(mo
         return plot_normality(samples, axes)
 
     monkeypatch.setattr(figures, "plot_normality", plot)
-    figure = figures.normality_figure(Drawing(n_inducing=5, steps=6))
+    drawn = figures.normality_figure(Drawing(n_inducing=5, steps=6))
+    figure = drawn.figure
     assert "M = 5, 6 steps of burn-in; median effective size of 90 samples: 30" in figure.get_suptitle()
     titles = [axis.get_title() for axis in figure.axes]
     assert (titles[0], titles[2]) == ("30 samples, 1 steps apart", "one in 3 of 90 samples")
@@ -579,7 +611,9 @@ def test_the_normality_figure_tests_the_published_samples_and_a_thinned_chain(mo
 
 def test_the_run_time_is_that_of_a_compiled_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "step_seconds", lambda coupling, M, L, width: 1e-3 * M * L * width)
-    axes = figures.runtime_figure(Drawing()).axes
+    drawn = figures.runtime_figure(Drawing())
+    assert drawn.findings[0].startswith("With M = 128, L = 3, τ = 5, STAR 1.0 and FC 1.0 times as long as MF")
+    axes = drawn.figure.axes
     star = next(line for line in axes[0].get_lines() if line.get_label() == "STAR")
     np.testing.assert_allclose(star.get_ydata(), [0.48, 0.96, 1.92, 3.84])
     monkeypatch.undo()

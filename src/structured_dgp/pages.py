@@ -17,7 +17,7 @@ STYLE = """
   :root { --ink: #e8eaed; --soft: #a2abb6; --paper: #16181c; --line: #363c44; --best: #63d2a6; }
 }
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 68rem; color: var(--ink); background: var(--paper);
+body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 82rem; color: var(--ink); background: var(--paper);
   font: 1rem/1.55 system-ui, sans-serif; }
 h1 { font-size: 1.7rem; line-height: 1.25; margin: .5rem 0 1rem; }
 h2 { font-size: 1.25rem; margin: 2.5rem 0 .5rem; }
@@ -29,7 +29,7 @@ th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid var(
 td { white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 td.best { color: var(--best); font-weight: 600; }
-figure { margin: 1.2rem 0; }
+figure { margin: 1.2rem 0; max-width: 68rem; }
 figure .scroll img { display: block; width: 100%; min-width: 40rem; height: auto; background: #fff; }
 @media (max-width: 40rem) { th, td { padding: .35rem .45rem; font-size: .9rem; } }
 figcaption { margin-top: .4rem; max-width: 46rem; }

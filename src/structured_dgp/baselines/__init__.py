@@ -1,6 +1,12 @@
 """Methods to compare with, made of the same parts."""
 
-from structured_dgp.baselines.diagnostics import effective_sample_size, normality, plot_normality, split_rhat
+from structured_dgp.baselines.diagnostics import (
+    effective_sample_size,
+    n_refused,
+    normality,
+    plot_normality,
+    split_rhat,
+)
 from structured_dgp.baselines.exact import ExactGP
 from structured_dgp.baselines.regressors import METHODS, ExactGPRegressor, SGHMCRegressor, make_method
 from structured_dgp.baselines.rivals import ForestRegressor, QuantileBoostingRegressor
@@ -19,6 +25,7 @@ __all__ = [
     "SghmcSettings",
     "effective_sample_size",
     "make_method",
+    "n_refused",
     "normality",
     "plot_normality",
     "sample",

@@ -75,6 +75,12 @@ def normality(samples: Float[np.ndarray, "S *shape"]) -> Float[np.ndarray, "*sha
     return np.asarray(stats.normaltest(samples, axis=0).pvalue)
 
 
+def n_refused(samples: Float[np.ndarray, "S *shape"]) -> int:
+    """For how many quantities normality is refused at a level of 5 %, corrected for their number (Bonferroni)."""
+    p = normality(samples)
+    return int(np.sum(p < LEVEL / p.size))
+
+
 def plot_normality(samples: Float[np.ndarray, "S T M"], axes: tuple[Axes, Axes] | None = None) -> tuple[Axes, Axes]:
     """The paper's study: sorted p-values of all inducing outputs, and a histogram of the least normal one.
 
@@ -86,9 +92,8 @@ def plot_normality(samples: Float[np.ndarray, "S T M"], axes: tuple[Axes, Axes] 
     flat = np.asarray(samples, np.float64).reshape(len(samples), -1)
     p = normality(flat)
     line = LEVEL / len(p)
-    refused = int(np.sum(p < line))
     left.plot(np.arange(1, len(p) + 1), np.sort(p), ".", markersize=4)
-    left.axhline(line, color="C3", linestyle="--", linewidth=1, label=f"5 % / {len(p)}: {refused} below")
+    left.axhline(line, color="C3", linestyle="--", linewidth=1, label=f"5 % / {len(p)}: {n_refused(samples)} below")
     left.set(xlabel="inducing outputs, sorted", ylabel="p-value of normality", yscale="log")
     left.legend(frameon=False)
     worst = flat[:, int(np.argmin(p))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -159,11 +160,12 @@ def figure(
     with sentences():
         kinds = {name: _known(FIGURES, name, "figure") for name in names or FIGURES}
         runs = Found(read_runs(results) if any(kind.from_runs for kind in kinds.values()) else [])
-        given = {"--data": data, "--steps": steps, "--inducing": inducing}
-        flags = "".join(f" {flag} {value}" for flag, value in given.items() if value is not None)
+        given = {"--data": data, "--steps": steps, "--inducing": inducing, "--data-dir": data_dir}
+        trained = [text for flag, value in given.items() if value is not None for text in (flag, str(value))]
         for name, kind in kinds.items():
+            flags = ["--results", str(results)] if kind.from_runs else trained
             drawn = kind.draw(Drawing(data, data_dir, inducing, steps, runs))
-            for path in write_figure(name, drawn, output, f"sdgp bench figure {name}{flags}"):
+            for path in write_figure(name, drawn, output, shlex.join(["sdgp", "bench", "figure", name, *flags])):
                 typer.echo(path)
 
 
@@ -216,7 +218,8 @@ def report(
     from structured_dgp.files import replacing
 
     with sentences():
-        page = make_report(read_runs(results), figures, results.as_posix(), read_failures(results))
+        failed = read_failures(results)
+        page = make_report(read_runs(results, none_allowed=bool(failed)), figures, results.as_posix(), failed)
         output.parent.mkdir(parents=True, exist_ok=True)
         with replacing(output) as file:
             file.write(page.render().encode())

@@ -76,7 +76,17 @@ def read_table(path: Path) -> Table:
         raise InputError(f"{path.name} is not a table of numbers with one header line: {error}.") from error
     if values.ndim != 2 or values.shape[1] < 2 or values.shape[1] != len(header) or not np.isfinite(values).all():
         raise InputError(f"{path.name} needs at least two columns of numbers, none missing, and a name for each.")
+    if not any(_is_text(cell) for cell in header):
+        raise InputError(f"{path.name} has numbers in its first line, where the names of the columns belong: add them.")
     return Table(path.stem, values[:, :-1], values[:, -1:], tuple(header[:-1]), header[-1])
+
+
+def _is_text(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return True
+    return False
 
 
 def _checked(table: Table, path: Path) -> Table:

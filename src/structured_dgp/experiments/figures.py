@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,14 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from matplotlib.figure import Figure
 
 from structured_dgp import metrics, plots
-from structured_dgp.baselines import SGHMCRegressor, SghmcSettings, effective_sample_size, plot_normality
+from structured_dgp.baselines import (
+    SGHMCRegressor,
+    SghmcSettings,
+    effective_sample_size,
+    n_refused,
+    plot_normality,
+)
+from structured_dgp.couplings import StripesAndArrow
 from structured_dgp.datasets import Table
 from structured_dgp.estimators import DeepGPRegressor
 from structured_dgp.exceptions import InputError, StructuredDGPWarning
@@ -72,41 +80,74 @@ class Drawing:
         return DeepGPRegressor(early_stopping=False, random_state=0, **{**size, **options})
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """A figure, and sentences about what it shows, which are made of the numbers behind it."""
+
+    figure: Figure
+    findings: tuple[str, ...] = ()
+
+
 def _fitted(table: Table, split: Split, estimator: DeepGPRegressor) -> DeepGPRegressor:
     return estimator.fit(table.x[split.train], table.y[split.train, 0])
 
 
-def covariance_figure(drawing: Drawing) -> Figure:
+def star_share(model: DeepGP) -> float:
+    """Of the squared correlations between inducing outputs of different GPs, the part in blocks that STAR has."""
+    covariance, T = model.inducing_covariance(), len(model.posterior.structure.gps)
+    scale = np.sqrt(np.diag(covariance))
+    squared = (covariance / np.outer(scale, scale)) ** 2
+    blocks = squared.reshape(T, len(squared) // T, T, -1).sum(axis=(1, 3))
+    blocks[np.diag_indices(T)] = 0.0
+    kept = StripesAndArrow().structure(model.posterior.structure.widths).covariance
+    return float(blocks[kept].sum() / blocks.sum())
+
+
+def covariance_figure(drawing: Drawing) -> Drawn:
     """Fig. 1: covariance of the inducing outputs under mean field, STAR and FC."""
     table = drawing.table()
     split = interpolation(table.x, 0)
     figure, axes = plt.subplots(1, 3, figsize=(12, 4.2), layout="constrained")
+    models = {}
     for axis, (name, coupling) in zip(axes, COUPLINGS.items(), strict=True):
-        plots.plot_covariance(_fitted(table, split, drawing.estimator(coupling=coupling)).model_, axis)
+        models[name] = _fitted(table, split, drawing.estimator(coupling=coupling)).model_
+        plots.plot_covariance(models[name], axis)
         axis.set_title(name)
-    return figure
+    return Drawn(figure, (f"{table.name}: {_what_star_keeps(models['FC'])}.",))
 
 
-def structure_figure(drawing: Drawing) -> Figure:
+def _what_star_keeps(model: DeepGP) -> str:
+    structure = model.posterior.structure
+    kept = StripesAndArrow().structure(structure.widths).covariance
+    places = (kept.sum() - len(kept)) / (kept.size - len(kept))
+    return (
+        f"of FC's squared correlations between the inducing outputs of different GPs, {star_share(model):.0%} lie in "
+        f"the blocks that STAR has, which are {places:.0%} of all such blocks"
+    )
+
+
+def structure_figure(drawing: Drawing) -> Drawn:
     """Additional covariance and precision matrices of FC: three layers of width 5, and four of width 3."""
     table = drawing.table()
     split = interpolation(table.x, 0)
     size = (4.4 * len(ARCHITECTURES), 8.6)
     figure, axes = plt.subplots(2, len(ARCHITECTURES), figsize=size, layout="constrained", squeeze=False)
+    findings = []
     for column, (layers, width) in enumerate(ARCHITECTURES):
         estimator = drawing.estimator(coupling=COUPLINGS["FC"], n_layers=layers, width=width)
         model = _fitted(table, split, estimator).model_
         for axis, what in zip(axes[:, column], ("covariance", "precision"), strict=True):
             plots.plot_covariance(model, axis, what=what)
             axis.set_title(f"L = {layers}, τ = {width}: {what}")
-    return figure
+        findings.append(f"{table.name}, L = {layers}, τ = {width}: {_what_star_keeps(model)}.")
+    return Drawn(figure, tuple(findings))
 
 
 MANY = 1000
 """The run with samples may make this many times the steps of the other one, in the same time."""
 
 
-def convergence_figure(drawing: Drawing) -> Figure:
+def convergence_figure(drawing: Drawing) -> Drawn:
     """ELBO of FC under Adam, inducing outputs marginalised analytically or, for the same time, sampled.
 
     The rate is the paper's, and surges of the gradient are clipped, as is best for sampled inducing outputs.
@@ -124,26 +165,30 @@ def convergence_figure(drawing: Drawing) -> Figure:
         "score_every": max(1, min(25, steps // 4)),
     }
     limits: dict[str, Any] = {"max_steps": steps}
+    allowed = 0.0
     figure, (over_time, over_steps) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    best = -np.inf
+    ends: dict[str, tuple[float, int]] = {}
     for label, inducing, color in (("analytic", "marginalised", "C0"), ("sampled", "sampled", "C3")):
         size = ((WIDTH, WIDTH, 1), drawing.n_inducing or 64)
         start = initial_model(x, COUPLINGS["FC"], *size, start=Start(noise=0.01), precision="mixed")
         train(start, x, y, inducing=inducing, max_steps=1, **options)  # compiles, so that the next one need not
         trained = train(start, x, y, inducing=inducing, **limits, **options)
-        limits = {"max_steps": MANY * steps, "max_seconds": trained.seconds}
+        allowed = allowed or trained.seconds
+        limits = {"max_steps": MANY * steps, "max_seconds": allowed}
         history = trained.history
         over_time.plot(history["seconds"], history["elbo"], label=label, color=color)
         over_steps.plot(history["step"], history["elbo"], label=label, color=color)
-        best = max(best, float(np.max(history["elbo"])))
+        ends[label] = (float(np.max(history["elbo"])), trained.steps)
+    best = max(elbo for elbo, _ in ends.values())
     over_steps.set_xscale("log")
     for axis, name in ((over_time, "seconds, without compilation"), (over_steps, "steps")):
         axis.set(xlabel=name, ylabel="ELBO", ylim=(best - 3.0 * abs(best) - 300.0, best + 0.1 * abs(best) + 30.0))
         axis.legend(frameon=False)
-    return figure
+    reached = "; ".join(f"{label}, {elbo:.0f} in {n_steps} steps" for label, (elbo, n_steps) in ends.items())
+    return Drawn(figure, (f"{table.name}: the largest ELBO in {allowed:.0f} seconds: {reached}.",))
 
 
-def calibration_figure(drawing: Drawing) -> Figure:
+def calibration_figure(drawing: Drawing) -> Drawn:
     """Calibration study: variance against distance, squared error against variance, fraction inside intervals."""
     table = drawing.table("kin8nm")
     split = extrapolation(table.x, 0)
@@ -154,6 +199,7 @@ def calibration_figure(drawing: Drawing) -> Figure:
         "MF": {"coupling": "mf"},
         "STAR": {"coupling": "star"},
     }
+    findings = []
     for name, options in methods.items():
         estimator = _fitted(table, split, drawing.estimator(**options))
         prediction, color = estimator.predict_dist(table.x[split.test]), COLORS[name]
@@ -163,6 +209,12 @@ def calibration_figure(drawing: Drawing) -> Figure:
         place, squared = plots.running_median(prediction.var, (prediction.mean - y) ** 2)
         middle.plot(place, squared / plots.MEDIAN_OF_SQUARE, color=color, label=name)
         right.plot(*metrics.calibration_curve(prediction, y), color=color, label=name)
+        scaled = np.median((prediction.mean - y) ** 2 / prediction.var) / plots.MEDIAN_OF_SQUARE
+        findings.append(
+            f"{name}: {metrics.coverage(prediction, y):.0%} of the targets lie inside 90 % intervals; half of the "
+            f"squared errors are larger than {scaled:.2f} times what their predicted variance lets expect; "
+            f"log-likelihood {metrics.log_likelihood(prediction, y):.2f}."
+        )
     left.set(xlabel="distance to the training data (standardised)", ylabel="predicted variance", title=table.name)
     ends = np.array(middle.get_xlim())
     middle.plot(ends, ends, color="0.4", linestyle="--", linewidth=1, label="right")
@@ -171,7 +223,7 @@ def calibration_figure(drawing: Drawing) -> Figure:
     right.set(xlabel="nominal level of the interval", ylabel="fraction inside", xlim=(0, 1), ylim=(0, 1))
     for axis in (left, middle, right):
         axis.legend(frameon=False)
-    return figure
+    return Drawn(figure, tuple(findings))
 
 
 SIZES: dict[str, tuple[int, ...]] = {"M": (32, 64, 128, 256), "L": (1, 2, 3, 4), "τ": (1, 2, 5, 8)}
@@ -198,15 +250,18 @@ def step_seconds(coupling: str, n_inducing: int, n_layers: int, width: int, repe
     return min(times[1:])  # the first one compiled
 
 
-def runtime_figure(drawing: Drawing) -> Figure:
+def runtime_figure(drawing: Drawing) -> Drawn:
     """Run time of one gradient over M, L and τ."""
     figure, axes = plt.subplots(1, len(SIZES), figsize=(12, 3.8), layout="constrained")
     standard = {"M": drawing.n_inducing or 128, "L": 3, "τ": 5}
+    at_standard: dict[str, float] = {}
     for axis, (quantity, values) in zip(axes, SIZES.items(), strict=True):
         for name, coupling in COUPLINGS.items():
             sizes = [{**standard, quantity: value} for value in values]
             seconds = [step_seconds(coupling, size["M"], size["L"], size["τ"]) for size in sizes]
             jax.clear_caches()
+            if quantity == "L":
+                at_standard[name] = seconds[values.index(standard["L"])]
             axis.plot(values, seconds, "o-", color=COLORS[name], label=name)
             if name == "STAR":
                 power = {"M": 2, "L": 2, "τ": 1}[quantity]
@@ -216,21 +271,16 @@ def runtime_figure(drawing: Drawing) -> Figure:
         axis.set_xticks(values, [str(value) for value in values])
         axis.minorticks_off()
         axis.legend(frameon=False)
-    return figure
+    ratios = " and ".join(f"{name} {at_standard[name] / at_standard['MF']:.1f}" for name in ("STAR", "FC"))
+    size = ", ".join(f"{quantity} = {value}" for quantity, value in standard.items())
+    return Drawn(figure, (f"With {size}, {ratios} times as long as MF, which takes {at_standard['MF']:.3f} seconds.",))
 
 
-def elbo_figure(drawing: Drawing) -> Figure:
+def elbo_figure(drawing: Drawing) -> Drawn:
     """Box plots of the ELBO over splits, mean field and STAR."""
     results = drawing.results
     labels = [label for label in ("MF L3", "STAR L3", "FC L3") if label in results.labels]
-    found = {
-        data: [
-            [float(run.record["elbo"]) for run in results.runs("interpolation", data, label).values()]
-            for label in labels
-        ]
-        for data in results.data
-    }
-    found = {data: values for data, values in found.items() if any(map(len, values))}
+    found = {data: values for data in results.data if (values := _elbos(results, data, labels))}
     if not found:
         raise InputError("the ELBO figure needs finished runs of mf-l3 and star-l3: make them with `sdgp bench run`.")
     columns = 4
@@ -239,14 +289,37 @@ def elbo_figure(drawing: Drawing) -> Figure:
     for axis in grid.flat[len(found) :]:
         axis.set_visible(False)
     for axis, (data, values) in zip(grid.flat, found.items(), strict=False):
-        names = [label.split()[0] for label in labels]
-        boxes = axis.boxplot(values, tick_labels=names, patch_artist=True, widths=0.6)
+        names = [label.split()[0] for label in values]
+        line = {"color": "black"}
+        boxes = axis.boxplot(list(values.values()), tick_labels=names, patch_artist=True, widths=0.6, medianprops=line)
         for box, name in zip(boxes["boxes"], names, strict=True):
             box.set_facecolor(COLORS[name])
             box.set_alpha(0.6)
-        count = max(map(len, values))
+        count = len(next(iter(values.values())))
         axis.set(title=f"{data} ({count} split{'s' * (count > 1)})", ylabel="ELBO")
-    return figure
+    return Drawn(figure, tuple(_elbo_findings(results, labels, found)))
+
+
+def _elbos(results: Results, data: str, labels: Iterable[str]) -> dict[str, list[float]]:
+    """Those of the methods that there are, over the splits that all of these share."""
+    runs = {label: found for label in labels if (found := results.runs("interpolation", data, label))}
+    splits = sorted(set.intersection(*map(set, runs.values()))) if runs else []
+    return {label: [float(of[split].record["elbo"]) for split in splits] for label, of in runs.items() if splits}
+
+
+def _elbo_findings(results: Results, labels: Sequence[str], data: Iterable[str]) -> list[str]:
+    """On which splits of which data sets the structured posteriors have the larger bound."""
+    sentences = []
+    for label in labels:
+        counts = []
+        for name in data:
+            ours, theirs = results.compared("interpolation", name, label, "MF L3", "elbo")
+            if label != "MF L3" and ours.n:
+                sign = "larger" if ours.mean > theirs.mean else "smaller"
+                counts.append(f"{name} {sign} by {abs(ours.mean - theirs.mean):.0f}")
+        if counts:
+            sentences.append(f"Mean ELBO of {label} beside MF L3 over the same splits: {', '.join(counts)}.")
+    return sentences
 
 
 ENOUGH = 50
@@ -255,7 +328,7 @@ LONGER = 100
 """So many times as many samples as published are drawn for the study of normality."""
 
 
-def normality_figure(drawing: Drawing) -> Figure:
+def normality_figure(drawing: Drawing) -> Drawn:
     """The paper's study of SGHMC with one layer, and the same with a chain long enough for the test.
 
     Above, the samples that the published settings keep, as if they were independent; below, samples of the same chain
@@ -272,8 +345,9 @@ def normality_figure(drawing: Drawing) -> Figure:
     samples, size = estimator.chains_[0], float(np.median(effective_sample_size(estimator.chains_)))
     stride = thinning_of(len(samples), size)
     figure, (above, below) = plt.subplots(2, 2, figsize=(9, 6.8), layout="constrained")
-    plot_normality(samples[: published.n_samples], tuple(above))
-    plot_normality(samples[::stride], tuple(below))
+    kept, thinned = samples[: published.n_samples], samples[::stride]
+    plot_normality(kept, tuple(above))
+    plot_normality(thinned, tuple(below))
     above[0].set_title(f"{published.n_samples} samples, {published.thinning} steps apart")
     below[0].set_title(
         f"one in {stride} of {len(samples)} samples" if stride > 1 else f"all {len(samples)} samples, correlated"
@@ -283,7 +357,12 @@ def normality_figure(drawing: Drawing) -> Figure:
         f"median effective size of {len(samples)} samples: {size:.0f}",
         fontsize="medium",
     )
-    return figure
+    finding = (
+        f"Of {kept[0].size} inducing outputs the test refuses {n_refused(kept)} with the {len(kept)} samples of the "
+        f"published settings, and {n_refused(thinned)} with {len(thinned)} samples {stride * published.thinning} steps "
+        "apart."
+    )
+    return Drawn(figure, (finding,))
 
 
 def thinning_of(n_samples: int, effective: float) -> int:
@@ -294,9 +373,9 @@ def thinning_of(n_samples: int, effective: float) -> int:
 
 @dataclass(frozen=True)
 class Kind:
-    """A figure: how it is drawn, and what it shows."""
+    """A figure: how it is drawn, and how it is read."""
 
-    draw: Callable[[Drawing], Figure]
+    draw: Callable[[Drawing], Drawn]
     caption: str
     from_runs: bool = False
 
@@ -342,14 +421,24 @@ FIGURES: dict[str, Kind] = {
 """By name."""
 
 
-def write_figure(name: str, figure: Figure, folder: Path, command: str = "") -> list[Path]:
+def write_figure(name: str, drawn: Drawn, folder: Path, command: str = "") -> list[Path]:
     """The figure as SVG and PNG on a white ground, which is readable in print and on light and dark pages.
 
-    The ``command`` that made it goes into a text file beside it.
+    The ``command`` that made it, and what it shows, go into a JSON file beside it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.txt").write_text(command or f"sdgp bench figure {name}", encoding="utf-8")
+    note = {"command": command or f"sdgp bench figure {name}", "findings": drawn.findings}
+    (folder / f"{name}.json").write_text(json.dumps(note, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     paths = [folder / f"{name}.{suffix}" for suffix in ("svg", "png")]
     for path in paths:
-        figure.savefig(path, dpi=150, facecolor="white")
+        drawn.figure.savefig(path, dpi=150, facecolor="white")
     return paths
+
+
+def read_note(name: str, folder: Path) -> tuple[str, list[str]]:
+    """The command that made a figure in a folder, and what the figure shows; as far as it is known."""
+    try:
+        note = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # the figure is worth showing without its note
+        note = {}
+    return note.get("command", f"sdgp bench figure {name}"), note.get("findings", [])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from structured_dgp.experiments.figures import FIGURES, Drawing
+from structured_dgp.experiments.figures import FIGURES, Drawing, read_note
 from structured_dgp.experiments.formats import as_html
 from structured_dgp.experiments.methods import method_text
 from structured_dgp.experiments.splits import SPLITS
@@ -41,7 +42,7 @@ def make_report(
         page.markup(as_html(table))
         for sentence in findings(table):
             page.paragraph(sentence)
-        page.command(f"sdgp bench table {name} --results {source}")
+        page.command(f"sdgp bench table {name} --results {shlex.quote(source)}")
     _pictures(page, results, figures, source)
     page.footer("Made by sdgp report.")
     return page
@@ -66,6 +67,8 @@ def _what_was_run(page: Page, runs: list[Run], results: Results, source: str) ->
     )
     page.paragraph("Runs that are there are not repeated, so this goes on where it was left:")
     page.command("\n".join(commands(runs, source)))
+    if any("file" in run.record for run in runs):
+        page.paragraph("Files of one's own are named without their folders: call it where they are.", soft=True)
 
 
 def _what_failed(page: Page, failed: Sequence[Run]) -> None:
@@ -93,9 +96,10 @@ def commands(runs: list[Run], source: str) -> list[str]:
     for column in (2, 1, 0):  # methods, data sets, experiments
         rows = _joined(rows, column)
     exported = is_exported(Path(source))
-    store = "" if exported else f" --store {source}"
-    return [f"sdgp bench import {source}"] * exported + [
-        f"sdgp bench run --experiment {experiment} --data {data} --methods {methods} --splits {numbers}{flags}{store}"
+    store = "" if exported else f" --store {shlex.quote(source)}"
+    return [f"sdgp bench import {shlex.quote(source)}"] * exported + [
+        f"sdgp bench run --experiment {experiment} --data {shlex.quote(data)} --methods {methods} --splits {numbers}"
+        f"{flags}{store}"
         for experiment, data, methods, flags, numbers in rows
     ]
 
@@ -178,22 +182,20 @@ def _direct(table: ResultTable) -> list[str]:
 
 
 def _pictures(page: Page, results: Results, folder: Path | None, source: str) -> None:
-    drawn = False
-    for name, kind in FIGURES.items():
-        path = folder / f"{name}.png" if folder is not None else None
-        available = path is not None and path.is_file()
-        possible = kind.from_runs and any(
-            results.runs("interpolation", data, label) for data in results.data for label in ("MF L3", OURS)
-        )
-        if not (available or possible):
-            continue
-        if not drawn:
-            page.heading("Figures")
-            drawn = True
-        if possible:
-            page.picture(kind.draw(Drawing(results=results)), kind.caption)
-            page.command(f"sdgp bench figure {name} --results {source}")
-        elif path is not None:
-            page.image(path.read_bytes(), kind.caption)
-            note = path.with_suffix(".txt")
-            page.command(note.read_text(encoding="utf-8").strip() if note.is_file() else f"sdgp bench figure {name}")
+    of_runs = any(results.runs("interpolation", data, label) for data in results.data for label in ("MF L3", OURS))
+    in_folder = {name for name in FIGURES if folder is not None and (folder / f"{name}.png").is_file()}
+    names = [name for name, kind in FIGURES.items() if name in in_folder or (kind.from_runs and of_runs)]
+    if names:
+        page.heading("Figures")
+    for name in names:
+        kind = FIGURES[name]
+        if kind.from_runs and of_runs:
+            drawn = kind.draw(Drawing(results=results))
+            page.picture(drawn.figure, kind.caption)
+            command, findings = f"sdgp bench figure {name} --results {shlex.quote(source)}", list(drawn.findings)
+        elif folder is not None:
+            page.image((folder / f"{name}.png").read_bytes(), kind.caption)
+            command, findings = read_note(name, folder)
+        for sentence in findings:
+            page.paragraph(sentence)
+        page.command(command)

@@ -61,6 +61,10 @@ class Store:
         self.path, self.read_only = Path(path), read_only
         if not read_only:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+        elif self.path.with_name(f"{self.path.name}-journal").exists():
+            # a writer was killed: what it did not finish is undone, which a reader may not do
+            with self._connected("rw") as connection:
+                connection.execute("SELECT COUNT(*) FROM facts")
         with self._connected() as connection:
             if not read_only:
                 connection.executescript(SCHEMA)
@@ -70,10 +74,10 @@ class Store:
             raise InputError(f"{self.path.name} has format {found}; this version uses format {FORMAT}.")
 
     @contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
+    def _connected(self, mode: str = "") -> Iterator[sqlite3.Connection]:
         """A connection whose changes are all made, or none of them."""
         try:
-            address = f"{self.path.resolve().as_uri()}?mode={'ro' if self.read_only else 'rwc'}"
+            address = f"{self.path.resolve().as_uri()}?mode={mode or ('ro' if self.read_only else 'rwc')}"
             with closing(sqlite3.connect(address, timeout=TIMEOUT, uri=True)) as connection, connection:
                 yield connection
         except sqlite3.DatabaseError as error:
@@ -176,7 +180,7 @@ def is_exported(path: Path) -> bool:
     return path.suffix == ".csv" or path.is_dir()
 
 
-def read_runs(path: str | Path) -> list[Run]:
+def read_runs(path: str | Path, *, none_allowed: bool = False) -> list[Run]:
     """The finished runs of a store, or what was exported from one: a CSV file, or a folder of them."""
     path = Path(path)
     if not path.exists():
@@ -186,14 +190,15 @@ def read_runs(path: str | Path) -> list[Run]:
         runs = [run for file in files for run in _exported_runs(file)]
     else:
         runs = Store(path, read_only=True).runs(state="done")
-    if not runs:
+    if not runs and not none_allowed:
         raise InputError(f"{path} holds no finished runs: make some with `sdgp bench run`.")
     return runs
 
 
 def read_failures(path: str | Path) -> list[Run]:
     """The failed runs of a store; exported files hold none."""
-    return [] if is_exported(Path(path)) else Store(path, read_only=True).runs(state="failed")
+    path = Path(path)
+    return [] if is_exported(path) or not path.exists() else Store(path, read_only=True).runs(state="failed")
 
 
 def _exported_runs(path: Path) -> list[Run]:

@@ -75,17 +75,16 @@ class Task:
     @property
     def key(self) -> str:
         """A hash of all this, without the label, and of the defaults behind it: other defaults are another run."""
-        options = dict(self.options)
-        facts = [
-            self.experiment,
-            self.source or self.data,
-            self.method,
-            self.split,
-            options,
-            defaults(self.method, options),
-        ]
-        text = json.dumps(facts, sort_keys=True, default=vars)  # the paper's start has a value that is no plain number
-        return hashlib.sha256(text.encode()).hexdigest()[:24]
+        data = self.name if self.name in SOURCES else self.source or self.data
+        facts = [self.experiment, data, self.method, self.split, dict(self.options), self.behind]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+    @property
+    def behind(self) -> dict[str, Any]:
+        """All values behind the method that its options do not name."""
+        # the paper's start has a value that is no plain number
+        found: dict[str, Any] = json.loads(json.dumps(defaults(self.method, dict(self.options)), default=vars))
+        return found
 
     @property
     def name(self) -> str:
@@ -121,16 +120,31 @@ def plan(
     """All combinations, split by split."""
     sources = {_place(name): _source(name) for name in data}
     numbers, chosen = list(splits), list(methods)
-    tasks = []
+    tasks: dict[str, Task] = {}
     for experiment in experiments:
         if experiment not in SPLITS:
             raise InputError(f"unknown experiment {experiment!r}: use one of {', '.join(SPLITS)}.")
         for number in numbers:
             for name, source in sources.items():
                 for method in chosen:
-                    facts = (experiment, name, method.name, number, method.options, method.label, source)
-                    tasks.append(Task(*facts))
-    return tasks
+                    task = Task(experiment, name, method.name, number, method.options, method.label, source)
+                    tasks.setdefault(task.key, task)
+    return list(tasks.values())
+
+
+def refuse_mixtures(tasks: Iterable[Task], finished: Iterable[Run]) -> None:
+    """Raise if a table could not tell runs apart: the same name and label, made from other data or in another way."""
+    seen: dict[tuple[str, ...], str] = {}
+    rows = [(run.experiment, run.data, run.record) for run in finished]
+    for experiment, name, record in [*rows, *((task.experiment, task.name, _recipe(task)) for task in tasks)]:
+        label = str(record.get("label"))
+        for fact in set(TOLD_APART) & set(record):
+            text = json.dumps(record[fact], sort_keys=True, default=vars)
+            if seen.setdefault((experiment, name, label, fact), text) != text:
+                raise InputError(
+                    f"there would be runs of {label} on {name} that differ in {TOLD_APART[fact]}, and no table could "
+                    "tell them apart: keep each in a --store of its own."
+                )
 
 
 def _place(name: str) -> str:
@@ -141,6 +155,10 @@ def _place(name: str) -> str:
 def _source(name: str) -> str:
     path = Path(name)
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.suffix == ".csv" and path.is_file() else ""
+
+
+TOLD_APART = {"options": "options", "behind": "the defaults behind them", "source": "the contents of the file"}
+"""Recorded facts in which the runs of one row of a table agree."""
 
 
 def run_task(task: Task, data_dir: str | None = None, scratch: str | None = None) -> Run:
@@ -182,8 +200,13 @@ def failed_run(task: Task, error: BaseException, facts: dict[str, Any] | None = 
 
 
 def _about(task: Task) -> dict[str, Any]:
-    file = {"file": Path(task.data).name} if task.source else {}
-    return {"label": task.label or task.method, "options": dict(task.options), **file, **machine()}
+    return {**_recipe(task), **machine()}
+
+
+def _recipe(task: Task) -> dict[str, Any]:
+    """What is known about a run before it is made."""
+    file = {"file": Path(task.data).name, "source": task.source} if task.source and task.name not in SOURCES else {}
+    return {"label": task.label or task.method, "options": dict(task.options), "behind": task.behind, **file}
 
 
 def _run_and_store(task: Task, store: str, data_dir: str | None) -> tuple[str, bool]:
@@ -206,11 +229,17 @@ def _run_and_store(task: Task, store: str, data_dir: str | None) -> tuple[str, b
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
     """Waits until no other process is at work on a run, where the system can tell."""
-    with lock.open("ab") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)  # ends with the process, whatever ends it
+    if fcntl is None:
         yield
-    lock.unlink(missing_ok=True)
+        return
+    while True:
+        with lock.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # ends with the process, whatever ends it
+            # the process that held it may have removed the file, so that others would lock a new one
+            if lock.exists() and os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+                yield
+                lock.unlink()
+                return
 
 
 @contextmanager
@@ -252,6 +281,7 @@ def run_sweep(
     if n_jobs < 1:
         raise InputError(f"the number of processes must be at least 1; got {n_jobs}.")
     path, finished = str(store), Store(store).finished()
+    refuse_mixtures(tasks, Store(store).runs(state="done"))
     if data_dir is not None:
         data_dir = str(Path(data_dir).resolve())  # because workers may be started in another folder
     open_tasks = {task.key: task for task in tasks if task.key not in finished}
@@ -363,12 +393,20 @@ def _outcomes_on_cluster(
 def _on_cluster(client: Any, tasks: list[Task], data_dir: str | None, name: str) -> Iterator[tuple[Task, Run, bool]]:
     """Each task with its run as it comes, and whether this is the scheduler's word that workers were lost with it."""
     from distributed import KilledWorker, as_completed
+    from distributed.client import FutureCancelledError
 
     keys = [name + task.key for task in tasks]
     futures = client.map(run_task, tasks, data_dir=data_dir, key=keys, pure=False)
     found = dict(zip(keys, tasks, strict=True))
     for future in as_completed(futures):
-        task, trouble = found[future.key], future.exception()
-        run = future.result() if trouble is None else failed_run(task, trouble)
+        try:
+            task, trouble = found[future.key], future.exception()
+            run = future.result() if trouble is None else failed_run(task, trouble)
+        except FutureCancelledError as error:
+            raise StructuredDGPError(
+                "the cluster was lost: finished runs are stored, call again for others."
+            ) from error
+        if run.key != task.key:
+            run = failed_run(task, StructuredDGPError("the worker has another version of the library, or of the data."))
         future.release()  # or the cluster would make it again if it lost the worker that still holds it
         yield task, run, isinstance(trouble, KilledWorker)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -90,10 +90,17 @@ DIGESTS = ("split_digest", "data_digest")
 """Recorded hashes that runs on the same rows share."""
 
 
-def _how(run: Run) -> str:
-    """All options and settings of a run but the seed, and the data it was made with."""
+def _how(run: Run) -> dict[str, Any]:
+    """All options and settings of a run but the seed, its data, and the defaults behind it where they are known."""
     settings = {name: value for name, value in (run.record.get("settings") or {}).items() if name != "seed"}
-    return json.dumps([run.record.get("options"), settings, run.record.get("data_digest")], sort_keys=True)
+    known = {"behind": run.record["behind"]} if "behind" in run.record else {}
+    return {"settings": settings, **{name: run.record.get(name) for name in ("options", "data_digest")}, **known}
+
+
+def _differ(runs: Iterable[Run]) -> bool:
+    """Whether there are two that were made in different ways."""
+    seen: dict[str, Any] = {}
+    return any(seen.setdefault(name, value) != value for run in runs for name, value in _how(run).items())
 
 
 def _mixed(label: str, data: str) -> str:
@@ -123,7 +130,7 @@ class Results:
                 raise InputError(_mixed(label, run.data))
             splits[run.split] = run
         for (_, data, label), splits in self._runs.items():
-            if len({_how(run) for run in splits.values()}) > 1:
+            if _differ(splits.values()):
                 raise InputError(_mixed(label, data))
         found = {data for _, data, _ in self._runs}
         self.data = [*(name for name in SOURCES if name in found), *sorted(found - set(SOURCES))]
@@ -289,6 +296,11 @@ def _columns(rows: dict[str, dict[str, Entry]]) -> tuple[str, ...]:
     return tuple(name for name in names if any(row[name].n or row[name].paper for row in rows.values()))
 
 
+OPTIMISERS = (
+    "The paper's models are trained with Adam, ours with natural gradients unless their name or preset says otherwise."
+)
+
+
 def mark_comparison(entry: Entry, draw: float) -> Entry:
     """Bold if the second method is better by more than the standard error, italic if the first one is."""
     if entry.n > 1 and entry.mean > draw + entry.error:
@@ -317,7 +329,7 @@ def direct_table(results: Results) -> ResultTable:
             )
             for name, (other, theirs) in columns.items()
         }
-    note = f"{COMPARED} MF and STAR with three layers."
+    note = f"{COMPARED} MF and STAR with three layers. {OPTIMISERS}"
     title = "Extrapolation: fraction of test points to which the second method gives a larger density"
     return ResultTable("2", title, note, tuple(columns), rows)
 
@@ -346,8 +358,7 @@ def differences_table(results: Results) -> ResultTable:
             rows[data][name] = mark_comparison(Entry.of(values, cell), 0.0 if is_difference else 0.5)
     note = (
         f"{COMPARED} (dif): mean difference of the log-likelihood; otherwise the fraction of test points. NG: trained "
-        "with natural gradients. In the first column, the paper's models are trained with Adam, ours with natural "
-        "gradients unless the preset is the paper's."
+        f"with natural gradients. In the first column: {OPTIMISERS[0].lower()}{OPTIMISERS[1:]}"
     )
     title = "Extrapolation: more direct comparisons"
     digits = {name: 3 if name.endswith("(dif)") and "SGHMC" not in name else 2 for name in columns}  # as the paper has
@@ -370,6 +381,8 @@ def elbo_table(results: Results) -> ResultTable:
         numbers = paper.ELBO.get(data, {})
         entries = {
             label: results.entry("interpolation", data, label, "elbo", numbers.get(theirs))
+            if results.all_natural("interpolation", data, label)
+            else Entry(paper=numbers.get(theirs))
             for label, theirs in columns.items()
         }
         rows[data] = mark_elbo(entries, _pairs(results, "interpolation", data, columns, "MF L3", "elbo"))
@@ -377,7 +390,9 @@ def elbo_table(results: Results) -> ResultTable:
         f"Bold: larger than mean field by more than both standard errors. {SHARED} {STOPPED} The paper's FC started "
         "from its trained mean field, ours does not."
     )
-    return ResultTable("S3", "ELBO of three-layer models", note, tuple(columns), rows, digits=0)
+    return ResultTable(
+        "S3", "ELBO of three-layer models, trained with natural gradients", note, tuple(columns), rows, digits=0
+    )
 
 
 SCORES = {
