@@ -9,7 +9,7 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.13 python3.12 python3,$(she
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-.PHONY: help demo test test-oracles lint format bench bench-small lock clean
+.PHONY: help demo test test-oracles lint format bench bench-small docs-tables lock clean
 
 help:  ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -46,6 +46,9 @@ bench-small: .venv/run.stamp  ## a small version of the paper's experiments, wit
 	@$(BIN)/sdgp bench figure covariance calibration elbo --data concrete --steps 200 --inducing 32 \
 		--results $(SMALL)/runs.sqlite --output $(SMALL)/figures
 	@$(BIN)/sdgp report --results $(SMALL)/runs.sqlite --figures $(SMALL)/figures --output $(SMALL)/report.html
+
+docs-tables: .venv/run.stamp  ## write the tables in docs anew from results
+	@$(BIN)/python docs/renew.py
 
 lock:  ## renew the lock files with the newest versions that pyproject.toml allows
 	@requirements/lock.sh $(PYTHON)

@@ -386,6 +386,11 @@ def test_run_table_export_and_report_from_the_command_line(tmp_path: Path) -> No
     assert "exact GP" in shown.output
     mean = np.mean([r.record["crps"] for r in Store(store).runs(experiment="interpolation", method="exact")])
     assert f"{mean:.3f}" in shown.output
+    part = runner.invoke(app, ["bench", "table", "1", "--results", str(store), "--splits", "1,", "--data", "own"])
+    assert part.output.count("[1]") == 2  # two methods
+    none = runner.invoke(app, ["bench", "table", "1", "--results", str(store), "--splits", "7,"])
+    assert none.exit_code == 1
+    assert "no runs of these data sets and splits" in none.output
     before = store.read_bytes()
     exported = tmp_path / "out" / "runs.csv"
     assert runner.invoke(app, ["bench", "export", str(exported), "--store", str(store)]).exit_code == 0

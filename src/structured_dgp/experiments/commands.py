@@ -111,6 +111,8 @@ def run(
 def table(
     names: Annotated[list[str] | None, typer.Argument(help="1, 2, S1, S2, S3, scores-interpolation ... [all]")] = None,
     results: Results = STORE,
+    data: Annotated[str | None, typer.Option(help="Only these data sets, with commas.")] = None,
+    splits: Annotated[str | None, typer.Option(help="Only these splits: 3 (the first three), 0-4, or 0,7.")] = None,
     form: Annotated[str, typer.Option("--format", help="text, markdown, latex or html.")] = "text",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file, instead of the terminal.")] = None,
 ) -> None:
@@ -126,7 +128,16 @@ def table(
     with sentences():
         if form not in FORMATS:
             raise InputError(f"unknown format {form!r}: use one of {', '.join(FORMATS)}.")
-        found = tables.Results(read_runs(results))
+        kept = set(_split(data, "--data")) if data is not None else None
+        numbers = set(parse_splits(splits)) if splits is not None else None
+        runs = [
+            run
+            for run in read_runs(results)
+            if (kept is None or run.data in kept) and (numbers is None or run.split in numbers)
+        ]
+        if not runs:
+            raise InputError(f"{results} holds no runs of these data sets and splits.")
+        found = tables.Results(runs)
         texts = [FORMATS[form](_known(tables.TABLES, name, "table")(found)) for name in names or tables.TABLES]
         if output is not None:
             output.parent.mkdir(parents=True, exist_ok=True)
