@@ -236,10 +236,18 @@ def _alone(lock: Path) -> Iterator[None]:
         with lock.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # ends with the process, whatever ends it
             # the process that held it may have removed the file, so that others would lock a new one
-            if lock.exists() and os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+            if _is_at(file.fileno(), lock):
                 yield
                 lock.unlink()
                 return
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is the one that a path names now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager
