@@ -30,6 +30,7 @@ from structured_dgp.kernels import RBF, Matern52
 from structured_dgp.likelihoods import StudentT
 from structured_dgp.scaling import Scaling
 from structured_dgp.training import PRESETS, train
+from structured_dgp.training.settings import MANY
 
 SMALL: dict[str, Any] = {"width": 1, "n_inducing": 8, "max_steps": 60, "random_state": 0, "precision": "float64"}
 REGRESSOR = DeepGPRegressor(n_layers=2, **SMALL)
@@ -344,15 +345,16 @@ def test_a_warm_start_refuses_a_preset_with_another_precision() -> None:
         model.set_params(preset="paper").fit(X, Y)
 
 
-def test_many_rows_are_trained_in_a_rush_unless_the_model_is_trained_already(fitted: DeepGPRegressor) -> None:
+def test_many_rows_are_trained_in_another_way(fitted: DeepGPRegressor) -> None:
     model = DeepGPRegressor(warm_start=True)
-    assert model._training_settings(0, 1999).rush_steps == 0
-    assert model._training_settings(0, 2000).rush_steps == 100
-    assert DeepGPRegressor(preset="paper")._training_settings(0, 2000).rush_steps == 0
-    assert DeepGPRegressor(settings={"rush_steps": 7})._training_settings(0, 2000).rush_steps == 7
-    model.model_ = fitted.model_
-    assert model._training_settings(0, 2000).rush_steps == 0
-    assert model._training_settings(0, 2000).min_steps == 0
+    few, many = (model._training_settings(0, rows) for rows in (1999, 2000))
+    assert (few.rush_steps, few.decay, few.relative, few.max_steps) == (0, 0.98, False, 1500)
+    assert few.changed(**MANY) == many
+    assert DeepGPRegressor(preset="paper")._training_settings(0, 2000).decay == 0.98
+    changed = DeepGPRegressor(max_steps=9, settings={"rush_steps": 7})._training_settings(0, 2000)
+    assert (changed.rush_steps, changed.max_steps) == (7, 9)
+    model.model_ = fitted.model_  # which should not rush, because it is trained already
+    assert model._training_settings(0, 2000) == many.changed(rush_steps=0, min_steps=0)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from structured_dgp.exceptions import InputError
 from structured_dgp.experiments import data as experiment_data
 from structured_dgp.experiments import paper, sweep
 from structured_dgp.experiments.data import SOURCES, digest, load
-from structured_dgp.experiments.methods import Method
+from structured_dgp.experiments.methods import Method, parse_method
 from structured_dgp.experiments.splits import SPLITS, extrapolation, interpolation
 from structured_dgp.experiments.store import Run, Store, read_runs
 from structured_dgp.experiments.sweep import Task, defaults, failed_run, plan, run_sweep, run_task
@@ -34,7 +34,7 @@ from structured_dgp.kernels import lengthscale_of
 from structured_dgp.parameters import Fixed
 from structured_dgp.prediction import Mixture
 from structured_dgp.training.saver import Saver
-from structured_dgp.training.settings import PRESETS
+from structured_dgp.training.settings import MANY, PRESETS
 
 FOREST = [Method("forest", "forest", (("options", {"n_estimators": 60}),))]
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -334,7 +334,7 @@ def test_runs_that_no_table_could_tell_apart_are_refused_before_they_are_made(
     elif what == "the contents of the file":
         data = paths[1]
     else:
-        monkeypatch.setattr(sweep, "defaults", lambda name, options: {"parameters": "others"})
+        monkeypatch.setattr(sweep, "defaults", lambda name, options, rows: {"parameters": "others"})
     with pytest.raises(InputError, match=f"forest on own that differ in {what}.* --store of its own"):
         run_sweep(plan(["interpolation"], [data], [method], [1]), store, verbose=0)
     assert len(Store(store).runs()) == 1
@@ -560,13 +560,29 @@ def test_other_defaults_are_another_run(monkeypatch: pytest.MonkeyPatch) -> None
     keys = [task.key]
     monkeypatch.setitem(PRESETS, "default", PRESETS["default"].changed(learning_rate=0.03))
     keys.append(task.key)
-    monkeypatch.setattr("structured_dgp.experiments.sweep.RUSH_STEPS", 7)
+    monkeypatch.setattr("structured_dgp.experiments.sweep.STOPPING_ROWS", 7)
     keys.append(task.key)
     monkeypatch.setitem(STARTS, "default", Start(noise=0.3))
     keys.append(task.key)
     monkeypatch.setitem(METHODS, "star", lambda **options: DeepGPRegressor("star", precision="float64", **options))
     keys.append(task.key)
     assert len(set(keys)) == 5
+
+
+def test_what_concerns_many_rows_is_behind_runs_on_many_rows_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / "few.csv", tmp_path / "many.csv"]
+    for path, rows in zip(paths, (1999, 2000), strict=True):
+        path.write_text("x,y\n" + "1,2\n" * rows)
+
+    def keys() -> list[str]:
+        data = ["energy", "kin8nm", *map(str, paths)]
+        return [task.key for task in plan(["interpolation"], data, [parse_method("star")], [0])]
+
+    before = keys()
+    monkeypatch.setitem(MANY, "decay", 0.4)
+    assert [a == b for a, b in zip(before, keys(), strict=True)] == [True, False, True, False]
 
 
 def test_the_papers_preset_has_a_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from structured_dgp.prediction import Mixture
 from structured_dgp.saving import SavedEstimator, all_or_nothing, read_estimator
 from structured_dgp.scaling import Scaling, Units, refuse_overflow
 from structured_dgp.training import History, Settings, train
-from structured_dgp.training.settings import as_settings
+from structured_dgp.training.settings import MANY, as_settings
 from structured_dgp.validation import as_count
 
 E = TypeVar("E", bound="DeepGPEstimator")
@@ -33,9 +33,7 @@ E = TypeVar("E", bound="DeepGPEstimator")
 STOPPING_ROWS = 200
 """From this many rows on, a tenth of them can say when to stop."""
 MANY_ROWS = 2000
-"""From this many rows on, training with the default preset rushes at first,"""
-RUSH_STEPS = 100
-"""with half of the rush gone after so many steps."""
+"""From this many rows on, training with the default preset is another one, see ``MANY``."""
 JOINT_ROWS = 5000
 """Rows that can be drawn jointly: each draw factorises a matrix of this size for every layer."""
 JOINT_DRAWS = 128
@@ -173,12 +171,12 @@ class DeepGPEstimator(SavedEstimator):
             changes = {name: getattr(plain, name) for name in ("patience", "min_steps", "refit", "holdout")}
             # with a refit, the preset's number of steps is only the end of the search for a better one
             changes["max_steps"] = plain.max_steps if preset.refit else preset.max_steps
+        if n_rows >= MANY_ROWS and self.preset == "default":
+            changes |= MANY
+        if self._goes_on:
+            changes |= {"min_steps": 0, "rush_steps": 0}
         given = {"optimizer": self.optimizer, "max_steps": self.max_steps, "max_seconds": self.max_seconds}
         changes |= {name: value for name, value in given.items() if value is not None}
-        if self._goes_on:
-            changes["min_steps"] = 0
-        elif n_rows >= MANY_ROWS and preset.optimizer == "natural":
-            changes["rush_steps"] = RUSH_STEPS
         return preset.changed(**{"seed": seed, **changes, **(self.settings or {})})
 
     @property

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from structured_dgp import metrics
 from structured_dgp.baselines import METHODS, SghmcSettings, make_method
-from structured_dgp.estimators import MANY_ROWS, RUSH_STEPS, STOPPING_ROWS, preset_precision
+from structured_dgp.estimators import MANY_ROWS, STOPPING_ROWS, preset_precision
 from structured_dgp.exceptions import InputError, StructuredDGPError
 from structured_dgp.experiments.data import SOURCES, digest, load
 from structured_dgp.experiments.facts import facts_of, machine
@@ -34,7 +34,7 @@ from structured_dgp.experiments.splits import SPLITS
 from structured_dgp.experiments.store import Run, Store
 from structured_dgp.initial import STARTS
 from structured_dgp.saving import plain_parameters
-from structured_dgp.training.settings import RUSH_ROWS, as_settings
+from structured_dgp.training.settings import MANY, RUSH_ROWS, as_settings
 
 try:
     import fcntl
@@ -62,6 +62,7 @@ class Task:
         options: of the method, by name.
         label: what tables call it; default: the method's name.
         source: hash of the CSV file, so that a changed one is another run; empty for a name, whose hash is known.
+        rows: of the CSV file; those of a name are known.
     """
 
     experiment: str
@@ -71,6 +72,7 @@ class Task:
     options: tuple[tuple[str, Any], ...] = ()
     label: str = ""
     source: str = ""
+    rows: int = 0
 
     @property
     def key(self) -> str:
@@ -82,8 +84,9 @@ class Task:
     @property
     def behind(self) -> dict[str, Any]:
         """All values behind the method that its options do not name."""
+        rows = SOURCES[self.name].rows if self.name in SOURCES else self.rows
         # the paper's start has a value that is no plain number
-        found: dict[str, Any] = json.loads(json.dumps(defaults(self.method, dict(self.options)), default=vars))
+        found: dict[str, Any] = json.loads(json.dumps(defaults(self.method, dict(self.options), rows), default=vars))
         return found
 
     @property
@@ -96,8 +99,8 @@ class Task:
         return path.stem if is_the_papers else path.name
 
 
-def defaults(method: str, options: dict[str, Any]) -> dict[str, Any]:
-    """All values behind a method that its options do not name."""
+def defaults(method: str, options: dict[str, Any], rows: int = 0) -> dict[str, Any]:
+    """All values behind a method, on data with so many rows, that its options do not name."""
     found: dict[str, Any] = {"parameters": plain_parameters(make_method(method))}
     if method in TRAINED:
         preset = options.get("preset", "default")
@@ -105,7 +108,10 @@ def defaults(method: str, options: dict[str, Any]) -> dict[str, Any]:
         found |= {"settings": as_settings(preset).as_dict(), "start": asdict(start)}
         if found["parameters"]["precision"] is None:
             found["parameters"]["precision"] = preset_precision(preset)
-        found["rows"] = {"stopping": STOPPING_ROWS, "many": MANY_ROWS, "rush_steps": RUSH_STEPS, "rush": RUSH_ROWS}
+        rush_steps = MANY["rush_steps"]
+        found["rows"] = {"stopping": STOPPING_ROWS, "many": MANY_ROWS, "rush_steps": rush_steps, "rush": RUSH_ROWS}
+        if rows >= MANY_ROWS:
+            found["many"] = MANY
     if method == "sghmc":
         found |= {"settings": asdict(SghmcSettings()), "start": asdict(STARTS[options.get("start", "default")])}
     return found
@@ -125,9 +131,9 @@ def plan(
         if experiment not in SPLITS:
             raise InputError(f"unknown experiment {experiment!r}: use one of {', '.join(SPLITS)}.")
         for number in numbers:
-            for name, source in sources.items():
+            for name, (source, rows) in sources.items():
                 for method in chosen:
-                    task = Task(experiment, name, method.name, number, method.options, method.label, source)
+                    task = Task(experiment, name, method.name, number, method.options, method.label, source, rows)
                     tasks.setdefault(task.key, task)
     return list(tasks.values())
 
@@ -152,9 +158,13 @@ def _place(name: str) -> str:
     return str(Path(name).resolve()) if name.endswith(".csv") else name
 
 
-def _source(name: str) -> str:
+def _source(name: str) -> tuple[str, int]:
+    """The hash of a CSV file, and the number of its lines, the first one not counted; nothing for a name."""
     path = Path(name)
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.suffix == ".csv" and path.is_file() else ""
+    if path.suffix != ".csv" or not path.is_file():
+        return "", 0
+    text = path.read_bytes()
+    return hashlib.sha256(text).hexdigest()[:16], len(text.splitlines()) - 1
 
 
 TOLD_APART = {"options": "options", "behind": "the defaults behind them", "source": "the contents of the file"}

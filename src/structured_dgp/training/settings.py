@@ -281,6 +281,17 @@ five times, here it ends when ten scores in a row, over 500 steps, were not the 
 the last.
 """
 
+MANY: dict[str, Any] = {
+    "relative": True,
+    "rush_steps": 100,
+    "decay": 0.3,
+    "max_steps": 4000,
+}
+"""What the estimators change in the preset ``"default"`` for many rows. These are seen a minibatch at a
+time, and a model that fits them almost without noise cannot settle while its steps are long: all rates fall to a
+hundredth.
+"""
+
 
 def as_settings(settings: str | Settings) -> Settings:
     """The preset of this name, or the settings themselves."""
