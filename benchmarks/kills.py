@@ -114,6 +114,8 @@ def killed_on_cluster(stage: Stage, kills: int, pause: float, chance: random.Ran
     """The sweep on a cluster whose workers are killed at random moments, each replaced by a new one."""
     scheduler = stage.dask("scheduler", "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
     while not (found := re.search(r"tcp://127\.0\.0\.1:\d+", stage.log("scheduler").read_text())):
+        if scheduler.poll() is not None:
+            raise SystemExit(stage.log("scheduler").read_text())
         time.sleep(0.1)
     options = (found[0], "--nthreads", "1", "--no-nanny", "--no-dashboard")
     workers = [stage.dask("workers", "worker", *options) for _ in range(2)]
