@@ -215,6 +215,19 @@ def test_natural_gradient_columns_leave_out_runs_with_adam() -> None:
         assert row["MF NG vs MF"].n == (2 if label == "FC L3" else 0)
 
 
+def test_models_trained_with_adam_stand_beside_the_papers_numbers_too() -> None:
+    names = ("MF Adam vs STAR Adam", "MF Adam vs STAR Adam (dif)")
+    assert not {*TABLES["2"](Results(some_runs())).columns, *TABLES["S2"](Results(some_runs())).columns} & {*names}
+    densities = {"MF L3 Adam": [-1.0, -1.0, -1.0, -4.0], "STAR L3 Adam": [0.0, 0.0, -2.0, 0.0]}
+    adam = [a_run(label, split, each, "extrapolation") for label, each in densities.items() for split in range(2)]
+    results = Results([*some_runs(), *adam])
+    fraction, difference = (
+        TABLES[table](results).rows["boston"][name] for table, name in zip(("2", "S2"), names, strict=True)
+    )
+    assert (fraction.mean, fraction.paper) == (0.75, paper.STAR_BEATS["boston"]["MF"])
+    assert (difference.mean, difference.paper) == (1.25, paper.DIFFERENCES["boston"]["MF vs STAR (dif)"])
+
+
 def test_data_sets_of_the_paper_that_were_not_run_are_missing() -> None:
     table = TABLES["1"](Results(some_runs()))
     assert list(table.rows) == list(paper.INTERPOLATION)

@@ -173,6 +173,9 @@ class DeepGPEstimator(SavedEstimator):
             changes["max_steps"] = plain.max_steps if preset.refit else preset.max_steps
         if n_rows >= MANY_ROWS and self.preset == "default":
             changes |= MANY
+            if self.max_steps is not None:  # or the rates would have fallen long before the end
+                longer = max(1.0, self.max_steps / MANY["max_steps"])
+                changes["decay_steps"] = round(longer * preset.decay_steps)
         if self._goes_on:
             changes |= {"min_steps": 0, "rush_steps": 0}
         given = {"optimizer": self.optimizer, "max_steps": self.max_steps, "max_seconds": self.max_seconds}

@@ -123,10 +123,15 @@ def distance_to_data(x: Float[np.ndarray, "n D"], training: Float[np.ndarray, "m
 
 def running_median(
     place: Float[np.ndarray, " n"], values: Float[np.ndarray, " n"]
-) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
-    """Values in the order of their places, each replaced by the median of a tenth of all around it."""
+) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, " m"]]:
+    """Values in the order of their places, each replaced by the median of a tenth of all around it.
+
+    Half of a tenth at either end has not enough neighbours, and is left out.
+    """
     order = np.argsort(place, kind="stable")
-    return place[order], median_filter(values[order], size=max(3, len(values) // 10), mode="nearest")
+    size = min(len(values), max(3, len(values) // 10))
+    whole = slice(size // 2, len(values) - size + size // 2 + 1)
+    return place[order][whole], median_filter(values[order], size=size, mode="nearest")[whole]
 
 
 def plot_variance_by_distance(

@@ -113,6 +113,7 @@ def covariance_figure(drawing: Drawing) -> Drawn:
         models[name] = _fitted(table, split, drawing.estimator(coupling=coupling)).model_
         plots.plot_covariance(models[name], axis)
         axis.set_title(name)
+    figure.suptitle(f"{table.name}, L = 3, τ = {WIDTH}, M = {models['FC'].posterior.n_inducing}")
     return Drawn(figure, (f"{table.name}: {_what_star_keeps(models['FC'])}.",))
 
 
@@ -140,6 +141,7 @@ def structure_figure(drawing: Drawing) -> Drawn:
             plots.plot_covariance(model, axis, what=what)
             axis.set_title(f"L = {layers}, τ = {width}: {what}")
         findings.append(f"{table.name}, L = {layers}, τ = {width}: {_what_star_keeps(model)}.")
+    figure.suptitle(f"{table.name}, FC, M = {model.posterior.n_inducing}")
     return Drawn(figure, tuple(findings))
 
 
@@ -216,6 +218,7 @@ def calibration_figure(drawing: Drawing) -> Drawn:
             f"log-likelihood {metrics.log_likelihood(prediction, y):.2f}."
         )
     left.set(xlabel="distance to the training data (standardised)", ylabel="predicted variance", title=table.name)
+    middle.set(xscale="log", yscale="log")
     ends = np.array(middle.get_xlim())
     middle.plot(ends, ends, color="0.4", linestyle="--", linewidth=1, label="right")
     middle.set(xlabel="predicted variance", ylabel="squared error (median, as a variance)")
@@ -401,7 +404,8 @@ FIGURES: dict[str, Kind] = {
         calibration_figure,
         "Away from the training data. Left: predicted variance over the distance to the nearest training point. "
         "Middle: squared error over predicted variance, above the dashed line the variance is too small. Both are "
-        "running medians over a tenth of the points. Right: how many targets lie inside central intervals.",
+        "running medians over a tenth of the points, as far as there are so many. Right: how many targets lie inside "
+        "central intervals.",
     ),
     "runtime": Kind(
         runtime_figure,

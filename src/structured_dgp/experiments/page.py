@@ -62,9 +62,10 @@ def _what_was_run(page: Page, runs: list[Run], results: Results, source: str) ->
     page.paragraph(f"Number of splits, {' + '.join(SPLITS)}.", soft=True)
     seconds = sum(float(run.record.get("seconds", 0.0)) for run in runs)
     page.paragraph(
-        f"{len(runs)} runs, {seconds / 3600:.1f} hours of computing. {_machines(runs)} Every run has a seed, which is "
-        "the number of its split; training and test rows are the same for all methods."
+        f"{len(runs)} runs, {seconds / 3600:.1f} hours of computing. Every run has a seed, which is the number of its "
+        "split; training and test rows are the same for all methods. They were made with:"
     )
+    page.table(("runs", *MADE_WITH.values()), _made_with(runs))
     page.paragraph("Runs that are there are not repeated, so this goes on where it was left:")
     page.command("\n".join(commands(runs, source)))
     if any("file" in run.record for run in runs):
@@ -120,19 +121,21 @@ def _splits_text(numbers: list[int]) -> str:
     return str(len(numbers)) if numbers == list(range(len(numbers))) else ",".join(map(str, numbers)) + ","
 
 
-def _machines(runs: list[Run]) -> str:
-    kinds = Counter(
-        (
-            *(str(run.record.get(name, "?")) for name in ("library", "code", "jax", "python", "cores")),
-            str(run.record.get("cpu") or run.record.get("processor", "?")),
-        )
-        for run in runs
-    )
-    return " ".join(
-        f"{count} runs with structured-dgp {library} (code {code}), jax {jax}, Python {python}, {cores} cores "
-        f"({processor})."
-        for (library, code, jax, python, cores, processor), count in kinds.items()
-    )
+MADE_WITH = {
+    "library": "structured-dgp",
+    "code": "its code",
+    "jax": "jax",
+    "python": "Python",
+    "cores": "cores",
+    "cpu": "processor",
+}
+"""Recorded facts about libraries and machine, and what the report calls them."""
+
+
+def _made_with(runs: list[Run]) -> list[tuple[str, ...]]:
+    """Rows of these facts, with the number of runs that share them; the most frequent first."""
+    kinds = Counter(tuple(str(run.record.get(name) or "?") for name in MADE_WITH) for run in runs)
+    return [(str(count), *facts) for facts, count in kinds.most_common()]
 
 
 def findings(table: ResultTable) -> list[str]:
