@@ -353,8 +353,11 @@ def test_many_rows_are_trained_in_another_way(fitted: DeepGPRegressor) -> None:
     assert DeepGPRegressor(preset="paper")._training_settings(0, 2000).decay == 0.98
     changed = DeepGPRegressor(max_steps=9, settings={"rush_steps": 7})._training_settings(0, 2000)
     assert (changed.rush_steps, changed.max_steps, changed.decay_steps) == (7, 9, many.decay_steps)
-    longer = DeepGPRegressor(max_steps=3 * many.max_steps)._training_settings(0, 2000)
-    assert longer.rates()[0](longer.max_steps) == pytest.approx(many.rates()[0](many.max_steps))
+    for stopping, patience in ((True, 24), (False, None)):
+        longer = DeepGPRegressor(max_steps=12_000, early_stopping=stopping)._training_settings(0, 2000)
+        assert longer.rates()[0](12_000) == pytest.approx(many.rates()[0](4000))
+        assert (longer.max_steps, longer.patience) == (12_000, patience)
+    assert DeepGPRegressor(max_steps=12_000)._training_settings(0, 1999).patience == few.patience
     model.model_ = fitted.model_  # which should not rush, because it is trained already
     assert model._training_settings(0, 2000) == many.changed(rush_steps=0, min_steps=0)
 

@@ -228,6 +228,13 @@ def test_models_trained_with_adam_stand_beside_the_papers_numbers_too() -> None:
     assert (difference.mean, difference.paper) == (1.25, paper.DIFFERENCES["boston"]["MF vs STAR (dif)"])
 
 
+def test_errors_in_tiny_units_are_not_shown_as_nothing() -> None:
+    runs = [a_run("SGP", split, [0.0], rmse=(2.5 + split) * 1e-4, crps=0.25) for split in range(2)]
+    text = as_text(TABLES["scores-interpolation"](Results(runs)))
+    assert "3.00e-04(5.00e-05)" in text
+    assert "0.250(0.000)" in text
+
+
 def test_data_sets_of_the_paper_that_were_not_run_are_missing() -> None:
     table = TABLES["1"](Results(some_runs()))
     assert list(table.rows) == list(paper.INTERPOLATION)

@@ -173,14 +173,21 @@ class DeepGPEstimator(SavedEstimator):
             changes["max_steps"] = plain.max_steps if preset.refit else preset.max_steps
         if n_rows >= MANY_ROWS and self.preset == "default":
             changes |= MANY
-            if self.max_steps is not None:  # or the rates would have fallen long before the end
-                longer = max(1.0, self.max_steps / MANY["max_steps"])
-                changes["decay_steps"] = round(longer * preset.decay_steps)
+            changes |= self._slower(preset.changed(**changes))
         if self._goes_on:
             changes |= {"min_steps": 0, "rush_steps": 0}
         given = {"optimizer": self.optimizer, "max_steps": self.max_steps, "max_seconds": self.max_seconds}
         changes |= {name: value for name, value in given.items() if value is not None}
         return preset.changed(**{"seed": seed, **changes, **(self.settings or {})})
+
+    def _slower(self, usual: Settings) -> dict[str, Any]:
+        """What changes in a run that may be longer than usual, or its rates would have fallen long before the end.
+
+        Scores are seen to grow only when the rates have fallen, so patience is longer, too.
+        """
+        factor = max(1.0, (self.max_steps or 0) / usual.max_steps)
+        patience = {} if usual.patience is None else {"patience": round(factor * usual.patience)}
+        return {"decay_steps": round(factor * usual.decay_steps), **patience}
 
     @property
     def _goes_on(self) -> bool:

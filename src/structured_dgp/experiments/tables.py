@@ -79,8 +79,13 @@ class ResultTable:
         if cell is None or not np.isfinite(cell[0]):
             return ""
         digits = self.digits if isinstance(self.digits, int) else self.digits[column]
-        error = f"({cell[1]:.{digits}f})" if np.isfinite(cell[1]) else ""
-        return f"{cell[0]:.{digits}f}{error}"
+        form = f".{digits - 1}e" if column in IN_UNITS and abs(cell[0]) < 10.0 ** (1 - digits) else f".{digits}f"
+        error = f"({cell[1]:{form}})" if np.isfinite(cell[1]) else ""
+        return f"{cell[0]:{form}}{error}"
+
+
+IN_UNITS = ("RMSE", "CRPS")
+"""Columns in the units of a target, which may be tiny."""
 
 
 # --- From runs to numbers -------------------------------------------------------------------------

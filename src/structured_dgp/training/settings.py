@@ -289,7 +289,7 @@ MANY: dict[str, Any] = {
 }
 """What the estimators change in the preset ``"default"`` for many rows. These are seen a minibatch at a
 time, and a model that fits them almost without noise cannot settle while its steps are long: all rates fall to a
-hundredth, and more slowly if more steps are asked for.
+hundredth, and do so more slowly if more steps are asked for.
 """
 
 
