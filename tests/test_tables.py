@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import io
 import json
 import re
 import shutil
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from typer.testing import CliRunner
 
 from structured_dgp.baselines import plot_normality
@@ -22,7 +25,7 @@ from structured_dgp.cli import app
 from structured_dgp.exceptions import InputError
 from structured_dgp.experiments import figures, paper
 from structured_dgp.experiments.commands import parse_splits
-from structured_dgp.experiments.figures import Drawing
+from structured_dgp.experiments.figures import COLORS, Drawing
 from structured_dgp.experiments.formats import FORMATS, as_html, as_latex, as_markdown, as_text
 from structured_dgp.experiments.methods import method_text, parse_method
 from structured_dgp.experiments.page import commands, make_report
@@ -38,6 +41,7 @@ from structured_dgp.experiments.tables import (
     mark_extrapolation,
     mark_interpolation,
 )
+from structured_dgp.pages import png_of
 
 matplotlib.use("Agg")
 CHROMIUM = shutil.which("chromium")
@@ -541,6 +545,22 @@ def test_the_browser_would_tell(tmp_path: Path) -> None:
     assert (wide["inner"], wide["needed"]) == (390, 608)  # with the usual margin
     with pytest.raises(AssertionError, match="CONSOLE"):
         in_browser("<body><script>nothing();</script></body>", 390, tmp_path)
+
+
+def test_pictures_are_small_and_keep_their_colours() -> None:
+    figure, axes = plt.subplots(1, 2)
+    axes[0].imshow(np.random.default_rng(0).standard_normal((200, 200)), cmap="RdBu_r", interpolation="none")
+    for place, colour in enumerate(COLORS.values()):
+        axes[1].plot([0, 1], [place, place], color=colour, linewidth=1)
+    full, png = io.BytesIO(), png_of(figure)
+    figure.savefig(full, format="png", dpi=150, facecolor="white")
+    plt.close(figure)
+    before, after = plt.imread(io.BytesIO(full.getvalue())), plt.imread(io.BytesIO(png))
+    assert len(png) < 0.5 * len(full.getvalue())
+    assert after.shape[:2] == before.shape[:2]
+    np.testing.assert_allclose(after[..., :3].mean((0, 1)), before[..., :3].mean((0, 1)), atol=0.005)
+    for colour in COLORS.values():
+        assert np.abs(after[..., :3] - to_rgb(colour)).max(axis=2).min() < 0.06
 
 
 def test_figures_from_runs_need_runs() -> None:

@@ -36,6 +36,7 @@ from structured_dgp.experiments.splits import Split, extrapolation, interpolatio
 from structured_dgp.experiments.tables import STOPPED, Results
 from structured_dgp.initial import Start, initial_model
 from structured_dgp.model import DeepGP
+from structured_dgp.pages import png_of
 from structured_dgp.scaling import Scaling
 from structured_dgp.training import train
 from structured_dgp.validation import changed
@@ -434,8 +435,8 @@ def write_figure(name: str, drawn: Drawn, folder: Path, command: str = "") -> li
     note = {"command": command or f"sdgp bench figure {name}", "findings": drawn.findings}
     (folder / f"{name}.json").write_text(json.dumps(note, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     paths = [folder / f"{name}.{suffix}" for suffix in ("svg", "png")]
-    for path in paths:
-        drawn.figure.savefig(path, dpi=150, facecolor="white")
+    drawn.figure.savefig(paths[0], dpi=150, facecolor="white")
+    paths[1].write_bytes(png_of(drawn.figure))
     return paths
 
 
