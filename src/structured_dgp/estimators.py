@@ -172,22 +172,22 @@ class DeepGPEstimator(SavedEstimator):
             # with a refit, the preset's number of steps is only the end of the search for a better one
             changes["max_steps"] = plain.max_steps if preset.refit else preset.max_steps
         if n_rows >= MANY_ROWS and self.preset == "default":
-            changes |= MANY
-            changes |= self._slower(preset.changed(**changes))
+            changes |= self._with_many_rows(changes["patience"] is not None)
         if self._goes_on:
             changes |= {"min_steps": 0, "rush_steps": 0}
         given = {"optimizer": self.optimizer, "max_steps": self.max_steps, "max_seconds": self.max_seconds}
         changes |= {name: value for name, value in given.items() if value is not None}
         return preset.changed(**{"seed": seed, **changes, **(self.settings or {})})
 
-    def _slower(self, usual: Settings) -> dict[str, Any]:
-        """What changes in a run that may be longer than usual, or its rates would have fallen long before the end.
+    def _with_many_rows(self, can_stop: bool) -> dict[str, Any]:
+        """What changes with many rows.
 
-        Scores are seen to grow only when the rates have fallen, so patience is longer, too.
+        In a run that may be longer than usual, rates fall more slowly, or its end would be wasted; and scores grow when
+        the rates have fallen, so patience is longer, too.
         """
-        factor = max(1.0, (self.max_steps or 0) / usual.max_steps)
-        patience = {} if usual.patience is None else {"patience": round(factor * usual.patience)}
-        return {"decay_steps": round(factor * usual.decay_steps), **patience}
+        longer = max(1.0, (self.max_steps or 0) / MANY["max_steps"])
+        patience = round(longer * MANY["patience"]) if can_stop else None
+        return {**MANY, "decay_steps": round(longer * MANY["decay_steps"]), "patience": patience}
 
     @property
     def _goes_on(self) -> bool:

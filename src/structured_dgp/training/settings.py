@@ -285,11 +285,13 @@ MANY: dict[str, Any] = {
     "relative": True,
     "rush_steps": 100,
     "decay": 0.3,
+    "decay_steps": 1000,
     "max_steps": 4000,
+    "patience": 20,
 }
-"""What the estimators change in the preset ``"default"`` for many rows. These are seen a minibatch at a
-time, and a model that fits them almost without noise cannot settle while its steps are long: all rates fall to a
-hundredth, and do so more slowly if more steps are asked for.
+"""What the estimators change in the preset ``"default"`` for many rows. These are seen a minibatch at a time, and a
+model that fits them almost without noise cannot settle while its steps are long: all rates fall to a hundredth. Scores
+grow as they do, so patience lasts for as long as the rates take to fall to a third.
 """
 
 
