@@ -123,7 +123,7 @@ def _splits_text(numbers: list[int]) -> str:
 
 MADE_WITH = {
     "library": "structured-dgp",
-    "code": "its code",
+    "code": "hash of its code",
     "jax": "jax",
     "python": "Python",
     "cores": "cores",
