@@ -357,6 +357,8 @@ def test_many_rows_are_trained_in_another_way(fitted: DeepGPRegressor) -> None:
         longer = DeepGPRegressor(max_steps=12_000, early_stopping=stopping)._training_settings(0, 2000)
         assert longer.rates()[0](12_000) == pytest.approx(many.rates()[0](4000))
         assert (longer.max_steps, longer.patience) == (12_000, patience)
+    by_name = DeepGPRegressor(settings={"max_steps": 12_000})._training_settings(0, 2000)
+    assert by_name == DeepGPRegressor(max_steps=12_000)._training_settings(0, 2000)
     assert DeepGPRegressor(max_steps=12_000)._training_settings(0, 1999).patience == few.patience
     model.model_ = fitted.model_  # which should not rush, because it is trained already
     assert model._training_settings(0, 2000) == many.changed(rush_steps=0, min_steps=0)

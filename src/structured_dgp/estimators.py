@@ -185,7 +185,8 @@ class DeepGPEstimator(SavedEstimator):
         In a run that may be longer than usual, rates fall more slowly, or its end would be wasted; and scores grow when
         the rates have fallen, so patience is longer, too.
         """
-        longer = max(1.0, (self.max_steps or 0) / MANY["max_steps"])
+        wanted = {"max_steps": self.max_steps, **(self.settings or {})}["max_steps"]
+        longer = max(1.0, (wanted or 0) / MANY["max_steps"])
         patience = round(longer * MANY["patience"]) if can_stop else None
         return {**MANY, "decay_steps": round(longer * MANY["decay_steps"]), "patience": patience}
 
